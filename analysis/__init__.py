@@ -1,0 +1,1 @@
+"""Records in, numbers and figures out. Knows neither torch nor Ray."""

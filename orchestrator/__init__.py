@@ -1,0 +1,1 @@
+"""From a grid in YAML to a ledger of seeded trials: compose, plan, run on Ray, record, report."""

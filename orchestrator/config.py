@@ -1,0 +1,348 @@
+"""One trial and one sweep as dataclasses, assembled from the parts' own; plain Python, no Hydra.
+
+`orchestrator.compose` makes these from YAML and the command line; below it only the resolved
+values travel, to worker processes as a plain dict that survives JSON.
+"""
+
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, get_type_hints
+
+from models.lm import ModelConfig
+from models.mixers import MIXERS
+from orchestrator.data.corpus import DataConfig
+from orchestrator.training.optim import OPTIMIZERS, OptimizerConfig
+from orchestrator.training.schedule import ScheduleConfig
+
+MATCH_RULES = ("params", "depth", "paper")
+PURPOSES = ("compare", "search", "measure")
+PRECISIONS = ("auto", "fp32", "bf16")
+
+
+@dataclass(kw_only=True, slots=True)
+class BudgetConfig:
+    """How long a trial trains.
+
+    Attributes:
+        tokens: training tokens, at least one step's worth; rounded down to whole steps.
+    """
+
+    tokens: int = 20_000_000
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError(f"budget.tokens={self.tokens} must be at least 1")
+
+
+@dataclass(kw_only=True, slots=True)
+class BatchConfig:
+    """How many tokens make one optimizer step.
+
+    Attributes:
+        tokens: tokens of one step over all devices, a multiple of `seq_len`.
+        micro_windows: windows of one forward pass, a divisor of the windows in a step; null for
+            all of them. Changes memory, not results beyond rounding.
+    """
+
+    tokens: int = 65_536
+    micro_windows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError(f"batch.tokens={self.tokens} must be at least 1")
+        if self.micro_windows is not None and self.micro_windows < 1:
+            raise ValueError(f"batch.micro_windows={self.micro_windows} must be at least 1")
+
+
+@dataclass(kw_only=True, slots=True)
+class EvalConfig:
+    """The fixed evaluation set and when it is read.
+
+    Attributes:
+        windows: validation windows of `seq_len`, evenly spread; null for every one there is.
+        every_steps: steps between two evaluations; null for the end only.
+    """
+
+    windows: int | None = None
+    every_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("windows", "every_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"eval.{name}={value} must be at least 1")
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckpointConfig:
+    """When a trial can be continued from.
+
+    Attributes:
+        every_steps: steps between two checkpoints; null for none.
+    """
+
+    every_steps: int | None = 500
+
+    def __post_init__(self) -> None:
+        if self.every_steps is not None and self.every_steps < 1:
+            raise ValueError(f"checkpoint.every_steps={self.every_steps} must be at least 1")
+
+
+@dataclass(kw_only=True, slots=True)
+class LogConfig:
+    """How often a trial writes a curve point.
+
+    Attributes:
+        every_steps: steps between two curve points; the first and the last are always written.
+    """
+
+    every_steps: int = 10
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1:
+            raise ValueError(f"log.every_steps={self.every_steps} must be at least 1")
+
+
+@dataclass(kw_only=True, slots=True)
+class TrialConfig:
+    """Everything that decides one trial's result, except its seed and its device.
+
+    Attributes:
+        size: name of the model size that `model`'s dimensions came from.
+        match: how cells are made comparable: `params`, `depth` or `paper`.
+        seq_len: tokens of a training window.
+        data_seed: seed of the data order; null to follow the replicate's seed.
+        clip_norm: largest global gradient norm; larger ones are scaled down to it.
+        diverged_above_nats: a training loss above this ends the trial as `diverged`, as does a
+            non-finite one; null for non-finite only.
+    """
+
+    size: str = "nano"
+    match: str = "params"
+    seq_len: int = 256
+    data_seed: int | None = None
+    clip_norm: float = 1.0
+    diverged_above_nats: float | None = None
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        if self.match not in MATCH_RULES:
+            raise ValueError(f"match={self.match!r} must be one of {', '.join(MATCH_RULES)}")
+        if self.seq_len < 2:
+            raise ValueError(f"seq_len={self.seq_len} must be at least 2")
+        if self.batch.tokens % self.seq_len:
+            raise ValueError(
+                f"batch.tokens={self.batch.tokens} must be a multiple of seq_len={self.seq_len}"
+            )
+        micro = self.batch.micro_windows
+        if micro is not None and self.windows_per_step % micro:
+            raise ValueError(
+                f"batch.micro_windows={micro} must divide the {self.windows_per_step} windows "
+                "of a step"
+            )
+        if self.budget.tokens < self.batch.tokens:
+            raise ValueError(
+                f"budget.tokens={self.budget.tokens} is less than one step of "
+                f"batch.tokens={self.batch.tokens}"
+            )
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm={self.clip_norm} must be positive")
+
+    @property
+    def windows_per_step(self) -> int:
+        """Windows of `seq_len` tokens in one optimizer step."""
+        return self.batch.tokens // self.seq_len
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole trial."""
+        return self.budget.tokens // self.batch.tokens
+
+
+def trial_from_dict(values: dict[str, Any]) -> TrialConfig:
+    """The trial that `trial_to_dict` wrote; the mixer and optimizer classes follow their names.
+
+    Raises:
+        ValueError: a value that the owning dataclass refuses, or an unknown mixer or optimizer.
+        TypeError: a key that no dataclass has.
+    """
+    return _build(TrialConfig, values)
+
+
+def trial_to_dict(config: TrialConfig) -> dict[str, Any]:
+    """Plain values, nested as the dataclasses are; survives JSON."""
+    return asdict(config)
+
+
+def _build(cls: type[Any], values: dict[str, Any]) -> Any:
+    hints = get_type_hints(cls)
+    arguments: dict[str, Any] = {}
+    for name, value in values.items():
+        target = hints.get(name)
+        if name == "mixer" and isinstance(value, dict):
+            target = _registered("model.mixer", MIXERS, value["name"])
+        elif name == "optimizer" and isinstance(value, dict):
+            target = _registered("optimizer", OPTIMIZERS, value["name"])
+        nested = _dataclass_in(target)
+        arguments[name] = (
+            _build(nested, value) if nested is not None and isinstance(value, dict) else value
+        )
+    return cls(**arguments)
+
+
+def _registered(path: str, registry: dict[str, tuple[Any, Any]], name: str) -> Any:
+    if name not in registry:
+        raise ValueError(f"{path}={name!r} must be one of {', '.join(sorted(registry))}")
+    return registry[name][0]
+
+
+def _dataclass_in(hint: Any) -> type[Any] | None:
+    """The dataclass in `X` or `X | None`, if there is one."""
+    for candidate in (hint, *getattr(hint, "__args__", ())):
+        if isinstance(candidate, type) and is_dataclass(candidate):
+            return candidate
+    return None
+
+
+@dataclass(kw_only=True, slots=True)
+class LossLane:
+    """Resources of one loss trial.
+
+    Attributes:
+        gpus: share of a GPU; ignored without one.
+        cpus: cores of one trial, also its number of torch threads.
+    """
+
+    gpus: float = 1.0
+    cpus: int = 1
+
+    def __post_init__(self) -> None:
+        if self.gpus < 0:
+            raise ValueError(f"lanes.loss.gpus={self.gpus} must not be negative")
+        if self.gpus > 1 and self.gpus != int(self.gpus):
+            raise ValueError(f"lanes.loss.gpus={self.gpus} must be a whole number above 1")
+        if self.cpus < 1:
+            raise ValueError(f"lanes.loss.cpus={self.cpus} must be at least 1")
+
+
+@dataclass(kw_only=True, slots=True)
+class SpeedLane:
+    """How throughput is measured, alone on the device.
+
+    Attributes:
+        enabled: false leaves throughput unmeasured.
+        steps: timed steps.
+        warmup_steps: steps before them, untimed.
+    """
+
+    enabled: bool = True
+    steps: int = 40
+    warmup_steps: int = 10
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"lanes.speed.steps={self.steps} must be at least 1")
+        if self.warmup_steps < 0:
+            raise ValueError(f"lanes.speed.warmup_steps={self.warmup_steps} must not be negative")
+
+
+@dataclass(kw_only=True, slots=True)
+class Lanes:
+    """The lane that measures loss and the one that measures speed."""
+
+    loss: LossLane = field(default_factory=LossLane)
+    speed: SpeedLane = field(default_factory=SpeedLane)
+
+
+@dataclass(kw_only=True, slots=True)
+class PriceConfig:
+    """A gate on cost, no part of any identity.
+
+    Attributes:
+        max_gpu_hours: a sweep that is estimated to cost more is not started without `--yes`.
+    """
+
+    max_gpu_hours: float | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class ClusterConfig:
+    """Where trials run.
+
+    Attributes:
+        name: `local`, or `ray` for an existing cluster.
+        address: the cluster's address, for `ray`.
+    """
+
+    name: str = "local"
+    address: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class TrackingConfig:
+    """Where the MLflow view goes.
+
+    Attributes:
+        uri: an MLflow tracking URI; null for the embedded SQLite store under the root.
+    """
+
+    uri: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class SweepSpec:
+    """One sweep file after overrides: a desired set of replicates and how to run them.
+
+    Attributes:
+        name: folder and MLflow name; letters, digits, `.`, `_` and `-`.
+        purpose: `compare`, `search` or `measure`.
+        match: rule that makes cells comparable.
+        compare_within: axes across which nothing is compared.
+        base: dotted path to value, for every cell.
+        axes: dotted path to its values, or to conditional values (`when`, `values`).
+        exclude: cells that match all entries of one of these are left out.
+        seeds: seeds of every cell.
+        device: `auto`, `cpu` or `cuda`.
+        precision: `auto` (bf16 on CUDA, fp32 on CPU), `fp32` or `bf16`.
+        reuse_workers: false gives every trial a process of its own.
+        retries: failed attempts of a replicate before it counts as `failed` in one call.
+    """
+
+    name: str = "???"
+    purpose: str = "compare"
+    match: str = "params"
+    compare_within: list[str] = field(default_factory=list)
+    base: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, Any] = field(default_factory=dict)
+    exclude: list[dict[str, Any]] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=lambda: [0])
+    device: str = "auto"
+    precision: str = "auto"
+    reuse_workers: bool = True
+    retries: int = 1
+    lanes: Lanes = field(default_factory=Lanes)
+    price: PriceConfig = field(default_factory=PriceConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        if self.purpose not in PURPOSES:
+            raise ValueError(f"purpose={self.purpose!r} must be one of {', '.join(PURPOSES)}")
+        if self.match not in MATCH_RULES:
+            raise ValueError(f"match={self.match!r} must be one of {', '.join(MATCH_RULES)}")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise ValueError(f"device={self.device!r} must be one of auto, cpu, cuda")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision={self.precision!r} must be one of {', '.join(PRECISIONS)}")
+        if self.retries < 0:
+            raise ValueError(f"retries={self.retries} must not be negative")
+
+
+SPEC_KEYS = tuple(f.name for f in fields(SweepSpec))

@@ -1,0 +1,1 @@
+"""Text to token files, and token files to batches whose order is a pure function of the step."""

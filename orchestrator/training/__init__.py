@@ -1,0 +1,1 @@
+"""What one trial does with one device: steps, evaluation, checkpoints, schedules, optimizers."""
