@@ -47,60 +47,6 @@ class ParameterInfo:
             raise ValueError(f"{self.role=} is not one of {', '.join(ROLES)}")
 
 
-@dataclass(kw_only=True, slots=True)
-class HeadLayout:
-    """Head counts and dimensions of one model size; softmax layers and linear layers differ.
-
-    Attributes:
-        softmax_heads: query heads of a softmax layer.
-        softmax_kv_heads: key and value heads of a softmax layer; divides `softmax_heads`.
-        softmax_head_dim: dimension of each softmax head; even, for rotary positions.
-        key_heads: query and key heads of a linear layer.
-        value_heads: value heads of a linear layer, a multiple of `key_heads`.
-        key_dim: K, dimension of each key head of a linear layer.
-        value_dim: V, dimension of each value head of a linear layer.
-    """
-
-    softmax_heads: int = 2
-    softmax_kv_heads: int = 1
-    softmax_head_dim: int = 32
-    key_heads: int = 2
-    value_heads: int = 2
-    key_dim: int = 32
-    value_dim: int = 32
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.heads.{name}={getattr(self, name)} must be at least 1")
-        if self.softmax_heads % self.softmax_kv_heads:
-            raise ValueError(
-                f"model.heads.softmax_kv_heads={self.softmax_kv_heads} must divide "
-                f"model.heads.softmax_heads={self.softmax_heads}"
-            )
-        if self.softmax_head_dim % 2:
-            raise ValueError(
-                f"model.heads.softmax_head_dim={self.softmax_head_dim} must be even: rotary "
-                "positions turn pairs of channels"
-            )
-        if self.value_heads % self.key_heads:
-            raise ValueError(
-                f"model.heads.value_heads={self.value_heads} must be a multiple of "
-                f"model.heads.key_heads={self.key_heads}"
-            )
-
-
-@dataclass(kw_only=True, slots=True)
-class MixerConfig:
-    """Options of a memory rule; each mixer's own dataclass extends it.
-
-    Attributes:
-        name: the mixer's name in `models.mixers.MIXERS`.
-    """
-
-    name: str = "softmax"
-
-
 class Mixer(nn.Module, ABC):
     """A sequence mixer: `[B, T, D]` in, `[B, T, D]` out, causal; or one token at a time."""
 

@@ -7,10 +7,9 @@ values travel, to worker processes as a plain dict that survives JSON.
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, get_type_hints
 
-from models.lm import ModelConfig
-from models.mixers import MIXERS
+from models.configs import MIXER_CONFIGS, ModelConfig
 from orchestrator.data.corpus import DataConfig
-from orchestrator.training.optim import OPTIMIZERS, OptimizerConfig
+from orchestrator.training.optim.configs import OPTIMIZER_CONFIGS, OptimizerConfig
 from orchestrator.training.schedule import ScheduleConfig
 
 MATCH_RULES = ("params", "depth", "paper")
@@ -187,9 +186,9 @@ def _build(cls: type[Any], values: dict[str, Any]) -> Any:
     for name, value in values.items():
         target = hints.get(name)
         if name == "mixer" and isinstance(value, dict):
-            target = _registered("model.mixer", MIXERS, value["name"])
+            target = _registered("model.mixer", MIXER_CONFIGS, value["name"])
         elif name == "optimizer" and isinstance(value, dict):
-            target = _registered("optimizer", OPTIMIZERS, value["name"])
+            target = _registered("optimizer", OPTIMIZER_CONFIGS, value["name"])
         nested = _dataclass_in(target)
         arguments[name] = (
             _build(nested, value) if nested is not None and isinstance(value, dict) else value
@@ -197,10 +196,10 @@ def _build(cls: type[Any], values: dict[str, Any]) -> Any:
     return cls(**arguments)
 
 
-def _registered(path: str, registry: dict[str, tuple[Any, Any]], name: str) -> Any:
+def _registered(path: str, registry: dict[str, Any], name: str) -> Any:
     if name not in registry:
         raise ValueError(f"{path}={name!r} must be one of {', '.join(sorted(registry))}")
-    return registry[name][0]
+    return registry[name]
 
 
 def _dataclass_in(hint: Any) -> type[Any] | None:
