@@ -1,6 +1,25 @@
-"""Learning-rate schedules as pure functions of the step: warm-up, then constant, WSD or cosine."""
+"""Learning-rate schedules as pure functions of the step: warm-up, then constant, WSD or cosine.
 
+With N updates, W of them warm-up and D of them decay, update i = 0 … N − 1 has the rate
+
+```
+i < W               peak · i / W                                            linear warm-up from 0
+i ≤ N − 1 − D       peak                                                    stable
+else                min + (peak − min) · (1 − √((i − (N − 1 − D)) / D))     minus-sqrt decay
+```
+
+so the first update of a run with warm-up has rate 0, and the last has exactly `min`. Shape and name
+of the decay are those of warmup-stable-decay in Hägele et al., arXiv 2405.18392 ("1-sqrt"), as
+Megatron-LM implements it; there the count is of samples consumed, so its last update stops one
+step's worth short of `min`. Counting updates instead makes both ends exact.
+"""
+
+import math
 from dataclasses import dataclass
+
+KINDS = ("wsd", "cosine", "constant")
+QUARTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Shares of a run at which `quartiles` reads the schedule."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -8,13 +27,109 @@ class ScheduleConfig:
     """Shape of the learning rate over a run; fractions are of all steps.
 
     Attributes:
-        kind: `wsd` (warm-up, stable, minus-sqrt decay), `cosine` or `constant`.
+        kind: `wsd` (warm-up, stable, minus-sqrt decay), `cosine` (from the end of the warm-up to
+            the last step) or `constant`.
         warmup_fraction: linear warm-up from 0; the first update has rate 0.
-        decay_fraction: of `wsd`, the final decay.
-        min_ratio: final rate as a share of the peak.
+        decay_fraction: of `wsd`, the final decay; other kinds don't read it.
+        min_ratio: final rate as a share of the peak; `constant` doesn't read it.
     """
 
     kind: str = "wsd"
     warmup_fraction: float = 0.02
     decay_fraction: float = 0.2
     min_ratio: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"schedule.kind={self.kind!r} must be one of {', '.join(KINDS)}")
+        for name in ("warmup_fraction", "decay_fraction", "min_ratio"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"schedule.{name}={value} must lie in [0, 1]")
+        # A decay that starts before the warm-up has ended drops the rate in one step, unnoticed.
+        if self.kind == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
+            raise ValueError(
+                f"schedule.warmup_fraction={self.warmup_fraction} and "
+                f"schedule.decay_fraction={self.decay_fraction} together exceed the run: their sum "
+                "must be at most 1"
+            )
+
+
+def warmup_steps(config: ScheduleConfig, num_steps: int) -> int:
+    """Updates of the warm-up: at least one where there is a warm-up, never the whole run."""
+    if not config.warmup_fraction:
+        return 0
+    return min(max(1, round(config.warmup_fraction * num_steps)), num_steps - 1)
+
+
+def decay_steps(config: ScheduleConfig, num_steps: int) -> int:
+    """Updates of the final decay: all after the warm-up for `cosine`, none for `constant`."""
+    after_warmup = num_steps - warmup_steps(config, num_steps)
+    if config.kind == "constant" or (config.kind == "wsd" and not config.decay_fraction):
+        return 0
+    if config.kind == "cosine":
+        return max(1, after_warmup - 1)
+    return min(max(1, round(config.decay_fraction * num_steps)), after_warmup)
+
+
+def warmup_ratio(config: ScheduleConfig, step: int, num_steps: int) -> float:
+    """Share of the peak that update `step` has by warm-up alone: the schedule without its decay.
+
+    Args:
+        config: the schedule.
+        step: 0-based index of the update.
+        num_steps: updates of the whole run.
+
+    Raises:
+        ValueError: `step` lies outside the run.
+    """
+    _check_step(step, num_steps)
+    warmup = warmup_steps(config, num_steps)
+    return step / warmup if step < warmup else 1.0
+
+
+def lr_ratio(config: ScheduleConfig, step: int, num_steps: int) -> float:
+    """Share of the peak rate that update `step` has.
+
+    Args:
+        config: the schedule.
+        step: 0-based index of the update.
+        num_steps: updates of the whole run.
+
+    Raises:
+        ValueError: `step` lies outside the run.
+    """
+    ratio = warmup_ratio(config, step, num_steps)
+    decay = decay_steps(config, num_steps)
+    progress = (step - (num_steps - 1 - decay)) / decay if decay else 0.0
+    if progress <= 0:
+        return ratio
+    shape = cosine if config.kind == "cosine" else minus_sqrt
+    return config.min_ratio + (1 - config.min_ratio) * shape(progress)
+
+
+def minus_sqrt(progress: float) -> float:
+    """1 − √progress: 1 where the decay starts, 0 where it ends."""
+    return 1 - math.sqrt(progress)
+
+
+def cosine(progress: float) -> float:
+    """(1 + cos(π · progress)) / 2: 1 where the decay starts, 0 where it ends."""
+    return (1 + math.cos(math.pi * progress)) / 2
+
+
+def quartiles(config: ScheduleConfig, num_steps: int, peak: float = 1.0) -> tuple[float, ...]:
+    """Rates at 0, 25, 50, 75 and 100 % of the updates, for plans and records.
+
+    Args:
+        config: the schedule.
+        num_steps: updates of the whole run.
+        peak: rate that the ratios multiply.
+    """
+    last = num_steps - 1
+    return tuple(peak * lr_ratio(config, round(share * last), num_steps) for share in QUARTILES)
+
+
+def _check_step(step: int, num_steps: int) -> None:
+    if not 0 <= step < num_steps:
+        raise ValueError(f"{step=} lies outside the run: it must be from 0 to {num_steps - 1}")
