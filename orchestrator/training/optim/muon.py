@@ -175,7 +175,7 @@ class Muon(UpdateRule):
 
 
 def shape_factor(kind: str, rows: int, cols: int) -> float:
-    """The factor f of a matrix's shape; an orthogonal matrix times f has RMS f / √max(rows, cols)."""
+    """The factor f of a shape; an orthogonal matrix times f has RMS f / √max(rows, cols)."""
     factors = {
         "spectral": math.sqrt(max(rows, cols)),
         "original": math.sqrt(max(1.0, rows / cols)),
