@@ -1,0 +1,392 @@
+"""Backward kernels of the delta rule with decay per channel (Kimi delta rule, gated delta rule 2).
+
+Equation, with the symbols of `kernels.channel_delta_forward`, dS the gradient of the memory after a
+chunk and dR_out that of the residuals where they are an output:
+
+    dR = Pᵀ dO + (k∘e^{G_C−G}) dS + dR_out      dY = (I + L)^-ᵀ dR
+    dS_in = Diag(e^{G_C}) dS + (scale·q∘e^G)ᵀ dO − (erase∘k∘e^G)ᵀ dY
+    dv = write∘dY    dwrite = v∘dY    dP = scale·lower(dO Rᵀ)    dL = −strict_lower(dY Rᵀ)
+
+The solve has no other backward: the gradient of the inverse, −Mᵀ dM Mᵀ, collapses to −dY Rᵀ.
+
+Gradients of q, k and the decay go through the tree of `kernels.intervals`. At each level, with E
+the decay between a row and its cut, X the queries behind the cut and the keys before it, and A the
+pairs of dP or dL that the cuts separate, taken both ways (A = dP + dPᵀ there), one product E∘(A
+(X∘E)) holds the gradient of the queries in rows behind the cut and that of the keys before it.
+
+The gradient of a log decay is a sum over the pairs whose interval holds the token. Elsewhere (fla,
+and the papers' code) it is a difference of two running sums that nearly cancel when the decay is
+strong; here every level adds its intervals by a product with a 0/1 matrix and nothing cancels.
+
+Where q and k were made unit vectors in the kernel, their gradients lose the part along q and k.
+That part is known without q and k: q·dq = dO·out, and k·dk = dY·(R − write∘v) + R·(dY − dR_out),
+because out is linear in q, and R and the memory are homogeneous in the two roles of k.
+
+Cost per token and value head: 12·K·V + 8·C·V + 14·C·K FLOPs and 6·C·K for the sums of the tree;
+2·C numbers (dP, dL), V numbers (dY) and K·V numbers per chunk (dS) pass between the kernels. No
+atomics: every sum has one order, so equal calls give equal bits.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.intervals import is_later, join, separated, single_rows, to_cut
+from kernels.rows import chunk_rows, segment_rows
+
+
+@triton.jit
+def channel_delta_reverse_scan_kernel(
+    q_read,
+    k_erase,
+    k_write,
+    solve,
+    scores,
+    chunk_decay,
+    d_out,
+    d_residual,
+    d_state,
+    d_solved,
+    d_chunk_state,
+    d_start_state,
+    segment_table,
+    T,
+    SEGMENTS,
+    SEGMENT_CHUNKS,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    KP: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    PACKED: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    STORE_CHUNKS: tl.constexpr,
+    STORE_START: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid (segments · HV · V / BV). Walks the chunks of a segment from the last to the first.
+
+    `d_state` is the gradient of the memory after the segment; `d_chunk_state` receives that of the
+    memory after every chunk, `d_start_state` that of the memory entering the segment.
+    """
+    tiles_v: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0).to(tl.int64)
+    i_hv = (pid // tiles_v) % HV
+    i_segment = pid // (tiles_v * HV)
+    start, end, chunk = segment_rows(
+        i_segment, segment_table, T, SEGMENTS, SEGMENT_CHUNKS, C, PACKED
+    )
+    rows = tl.arange(0, C)
+    o_k = tl.arange(0, KP)
+    o_v = (pid % tiles_v) * BV + tl.arange(0, BV)
+    m_v = o_v < V
+    at_state = (i_segment * HV + i_hv) * K * V + o_k[:, None] * V + o_v[None, :]
+    m_state = (o_k < K)[:, None] & m_v[None, :]
+    if HAS_STATE:
+        b_dS = tl.load(d_state + at_state, mask=m_state, other=0.0)
+    else:
+        b_dS = tl.zeros([KP, BV], tl.float32)
+
+    chunks = tl.cdiv(end - start, C)
+    for j in tl.range(0, chunks, num_stages=STAGES):
+        i = chunks - 1 - j
+        t = start + i * C + rows
+        m = t < end
+        at_row = t * HV + i_hv
+        at_k = at_row[:, None] * K + o_k[None, :]
+        m_k = m[:, None] & (o_k < K)[None, :]
+        at_c = at_row[:, None] * C + rows[None, :]
+        at_v = at_row[:, None] * V + o_v[None, :]
+        m_tile = m[:, None] & m_v[None, :]
+        at_decay = ((chunk + i) * HV + i_hv) * K + o_k
+        b_q = tl.load(q_read + at_k, mask=m_k, other=0.0)
+        b_ke = tl.load(k_erase + at_k, mask=m_k, other=0.0)
+        b_kw = tl.load(k_write + at_k, mask=m_k, other=0.0)
+        b_M = tl.load(solve + at_c, mask=m[:, None], other=0.0)
+        b_P = tl.load(scores + at_c, mask=m[:, None], other=0.0)
+        b_dO = tl.load(d_out + at_v, mask=m_tile, other=0.0)
+        b_decay = tl.load(chunk_decay + at_decay, mask=o_k < K, other=0.0)
+
+        # operand copy; the running gradient stays float32
+        b_dSo = b_dS.to(b_q.dtype)
+        if STORE_CHUNKS:
+            at_chunk = ((chunk + i) * HV + i_hv) * K * V + o_k[:, None] * V + o_v[None, :]
+            tl.store(d_chunk_state + at_chunk, b_dSo, mask=m_state)
+        # P and the inverse are transposed as loaded tiles, never as results of a product
+        b_dR = tl.dot(b_kw, b_dSo, input_precision=PRECISION)
+        b_dR = tl.dot(tl.trans(b_P), b_dO, b_dR, input_precision=PRECISION)
+        if HAS_RESIDUAL:
+            b_dR += tl.load(d_residual + at_v, mask=m_tile, other=0.0).to(tl.float32)
+        b_dY = tl.dot(tl.trans(b_M), b_dR.to(b_q.dtype), input_precision=PRECISION)
+        if STORE_CHUNKS:
+            tl.store(d_solved + at_v, b_dY.to(d_solved.dtype.element_ty), mask=m_tile)
+        b_dS *= b_decay[:, None]
+        b_dS = tl.dot(tl.trans(b_q), b_dO, b_dS, input_precision=PRECISION)
+        b_dS = tl.dot(tl.trans(b_ke), (-b_dY).to(b_q.dtype), b_dS, input_precision=PRECISION)
+
+    if STORE_START:
+        tl.store(d_start_state + at_state, b_dS, mask=m_state)
+
+
+@triton.jit
+def channel_delta_value_grads_kernel(
+    v,
+    write,
+    out,
+    residual,
+    d_out,
+    d_solved,
+    d_residual,
+    d_v,
+    d_write,
+    d_scores,
+    d_lower,
+    d_diagonal,
+    q_part,
+    k_part,
+    chunk_table,
+    T,
+    stride_v,
+    scale,
+    HV: tl.constexpr,
+    V: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    PACKED: tl.constexpr,
+    CHANNEL_GATES: tl.constexpr,
+    UNIT: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid (chunks · HV). What the value side gives: dv, dwrite, and dP and dL for the key side.
+
+    dP and dL are stored symmetrically, so that a level of the tree reads them both ways. With one
+    write strength for a head, `d_write` receives the value side of dbeta.
+    """
+    i_hv = tl.program_id(0).to(tl.int64) % HV
+    i_chunk = tl.program_id(0).to(tl.int64) // HV
+    start, end = chunk_rows(i_chunk, chunk_table, T, C, PACKED)
+    rows = tl.arange(0, C)
+    t = start + rows
+    m = t < end
+    at_row = t * HV + i_hv
+    if not CHANNEL_GATES:
+        b_beta = tl.load(write + at_row, mask=m, other=0.0).to(tl.float32)
+
+    b_dP = tl.zeros([C, C], tl.float32)
+    b_dPt = tl.zeros([C, C], tl.float32)
+    b_dL = tl.zeros([C, C], tl.float32)
+    b_dLt = tl.zeros([C, C], tl.float32)
+    b_diagonal = tl.zeros([C], tl.float32)
+    b_dbeta = tl.zeros([C], tl.float32)
+    b_qpart = tl.zeros([C], tl.float32)
+    b_kpart = tl.zeros([C], tl.float32)
+    for i_v in range(tl.cdiv(V, BV)):
+        o_v = i_v * BV + tl.arange(0, BV)
+        m_tile = m[:, None] & (o_v < V)[None, :]
+        at_v = at_row[:, None] * V + o_v[None, :]
+        b_R = tl.load(residual + at_v, mask=m_tile, other=0.0)
+        b_dO = tl.load(d_out + at_v, mask=m_tile, other=0.0)
+        b_dY = tl.load(d_solved + at_v, mask=m_tile, other=0.0)
+        # a product is never transposed: both orientations are formed
+        b_dP = tl.dot(b_dO, tl.trans(b_R), b_dP, input_precision=PRECISION)
+        b_dPt = tl.dot(b_R, tl.trans(b_dO), b_dPt, input_precision=PRECISION)
+        b_dL = tl.dot(b_dY, tl.trans(b_R), b_dL, input_precision=PRECISION)
+        b_dLt = tl.dot(b_R, tl.trans(b_dY), b_dLt, input_precision=PRECISION)
+
+        b_R = b_R.to(tl.float32)
+        b_dO = b_dO.to(tl.float32)
+        b_dY = b_dY.to(tl.float32)
+        b_diagonal += tl.sum(b_dO * b_R, 1)
+        b_v = tl.load(v + t[:, None] * stride_v + i_hv * V + o_v[None, :], mask=m_tile, other=0.0)
+        b_v = b_v.to(tl.float32)
+        if CHANNEL_GATES:
+            b_w = tl.load(write + at_v, mask=m_tile, other=0.0).to(tl.float32)
+            b_dw = (b_dY * b_v).to(d_write.dtype.element_ty)
+            tl.store(d_write + at_v, b_dw, mask=m_tile)
+        else:
+            b_w = b_beta[:, None]
+            b_dbeta += tl.sum(b_dY * b_v, 1)
+        tl.store(d_v + at_v, (b_dY * b_w).to(d_v.dtype.element_ty), mask=m_tile)
+        if UNIT:
+            b_o = tl.load(out + at_v, mask=m_tile, other=0.0).to(tl.float32)
+            b_qpart += tl.sum(b_dO * b_o, 1)
+            b_kpart += tl.sum(b_dY * (2.0 * b_R - b_w * b_v), 1)
+            if HAS_RESIDUAL:
+                b_dRo = tl.load(d_residual + at_v, mask=m_tile, other=0.0).to(tl.float32)
+                b_kpart -= tl.sum(b_R * b_dRo, 1)
+
+    lower = rows[:, None] >= rows[None, :]
+    b_dP = tl.where(lower, b_dP, b_dPt) * scale
+    b_dL = tl.where(lower, b_dL, b_dLt) * -1.0
+    at_c = at_row[:, None] * C + rows[None, :]
+    tl.store(d_scores + at_c, b_dP.to(d_scores.dtype.element_ty), mask=m[:, None])
+    tl.store(d_lower + at_c, b_dL.to(d_lower.dtype.element_ty), mask=m[:, None])
+    tl.store(d_diagonal + at_row, b_diagonal * scale, mask=m)
+    if not CHANNEL_GATES:
+        tl.store(d_write + at_row, b_dbeta, mask=m)
+    if UNIT:
+        tl.store(q_part + at_row, b_qpart, mask=m)
+        tl.store(k_part + at_row, b_kpart, mask=m)
+
+
+@triton.jit
+def channel_delta_key_grads_kernel(
+    q,
+    k,
+    log_decay,
+    erase,
+    q_norm,
+    k_norm,
+    q_part,
+    k_part,
+    residual,
+    d_out,
+    d_solved,
+    d_scores,
+    d_lower,
+    d_diagonal,
+    chunk_state,
+    d_chunk_state,
+    d_q,
+    d_k,
+    d_log_decay,
+    d_erase,
+    chunk_table,
+    T,
+    tokens,
+    stride_q,
+    stride_k,
+    scale,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    LEVELS: tl.constexpr,
+    PACKED: tl.constexpr,
+    UNIT: tl.constexpr,
+    CHANNEL_GATES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid (chunks · HV · K / BK). dq, dk, dlog_decay and derase of one tile of channels.
+
+    dq and dk are those of one value head, to be summed over the heads that share a key head. With
+    one erase strength for a head, `d_erase` [K / BK, tokens, HV] receives this tile's part of dbeta.
+    """
+    tiles_k: tl.constexpr = (K + BK - 1) // BK
+    pid = tl.program_id(0).to(tl.int64)
+    i_k = pid % tiles_k
+    i_hv = (pid // tiles_k) % HV
+    i_chunk = pid // (tiles_k * HV)
+    i_h = i_hv // (HV // H)
+    start, end = chunk_rows(i_chunk, chunk_table, T, C, PACKED)
+    rows = tl.arange(0, C)
+    t = start + rows
+    m = t < end
+    at_row = t * HV + i_hv
+    o_k = i_k * BK + tl.arange(0, BK)
+    m_k = m[:, None] & (o_k < K)[None, :]
+    at_k = at_row[:, None] * K + o_k[None, :]
+    at_c = at_row[:, None] * C + rows[None, :]
+
+    b_q = tl.load(q + t[:, None] * stride_q + i_h * K + o_k[None, :], mask=m_k, other=0.0)
+    b_k = tl.load(k + t[:, None] * stride_k + i_h * K + o_k[None, :], mask=m_k, other=0.0)
+    dtype = b_q.dtype
+    b_q = b_q.to(tl.float32)
+    b_k = b_k.to(tl.float32)
+    if UNIT:
+        b_q *= tl.load(q_norm + t * H + i_h, mask=m, other=0.0)[:, None]
+        b_k *= tl.load(k_norm + t * H + i_h, mask=m, other=0.0)[:, None]
+    if CHANNEL_GATES:
+        b_b = tl.load(erase + at_k, mask=m_k, other=0.0).to(tl.float32)
+    else:
+        b_b = tl.load(erase + at_row, mask=m, other=0.0).to(tl.float32)[:, None]
+    b_bk = b_k * b_b
+    b_dP = tl.load(d_scores + at_c, mask=m[:, None], other=0.0)
+    b_dL = tl.load(d_lower + at_c, mask=m[:, None], other=0.0)
+
+    b_dq = tl.zeros([C, BK], tl.float32)
+    b_dk = tl.zeros([C, BK], tl.float32)
+    b_dbk = tl.zeros([C, BK], tl.float32)
+    b_dg = tl.zeros([C, BK], tl.float32)
+    prefix, suffix, total = single_rows(tl.load(log_decay + at_k, mask=m_k, other=0.0))
+    for level in tl.static_range(LEVELS):
+        half: tl.constexpr = 2**level
+        later = is_later(rows, half)
+        pairs = separated(rows, rows, half)
+        # the same interval, and the columns on the other side of its cut
+        both = (rows[:, None] // (2 * half) == rows[None, :] // (2 * half)) & (
+            rows[:, None] // half != rows[None, :] // half
+        )
+        b_E = to_cut(prefix, suffix, later)
+        b_x = (tl.where(later[:, None], b_q, b_k) * b_E).to(dtype)
+        b_read = tl.dot(tl.where(both, b_dP, 0.0).to(dtype), b_x, input_precision=PRECISION) * b_E
+        b_x = (tl.where(later[:, None], b_bk, b_k) * b_E).to(dtype)
+        b_erase = tl.dot(tl.where(both, b_dL, 0.0).to(dtype), b_x, input_precision=PRECISION) * b_E
+        b_dE = tl.where(later[:, None], b_q * b_read + b_bk * b_erase, b_k * (b_read + b_erase))
+        b_dq += tl.where(later[:, None], b_read, 0.0)
+        b_dbk += tl.where(later[:, None], b_erase, 0.0)
+        b_dk += tl.where(later[:, None], 0.0, b_read + b_erase)
+        # token t lies in the interval of row r: between the cut and r, t itself included
+        holds = tl.where(
+            later[:, None], rows[:, None] <= rows[None, :], rows[:, None] > rows[None, :]
+        ) & (rows[:, None] // half == rows[None, :] // half)
+        b_dg = tl.dot(holds.to(dtype), b_dE.to(dtype), b_dg, input_precision=PRECISION)
+        prefix, suffix, total = join(prefix, suffix, total, later, half, C, BK)
+
+    # the pairs of a token with itself have no decay between them
+    b_self = tl.load(d_diagonal + at_row, mask=m, other=0.0)
+    b_dq += b_self[:, None] * b_k
+    b_dk += b_self[:, None] * b_q
+
+    b_dOS = tl.zeros([C, BK], tl.float32)
+    b_dYS = tl.zeros([C, BK], tl.float32)
+    b_RdS = tl.zeros([C, BK], tl.float32)
+    b_dtotal = tl.zeros([BK], tl.float32)
+    for i_v in range(tl.cdiv(V, BV)):
+        o_v = i_v * BV + tl.arange(0, BV)
+        at_v = at_row[:, None] * V + o_v[None, :]
+        m_tile = m[:, None] & (o_v < V)[None, :]
+        at_state = (i_chunk * HV + i_hv) * K * V + o_k[:, None] * V + o_v[None, :]
+        m_state = (o_k < K)[:, None] & (o_v < V)[None, :]
+        b_dO = tl.load(d_out + at_v, mask=m_tile, other=0.0)
+        b_dY = tl.load(d_solved + at_v, mask=m_tile, other=0.0)
+        b_R = tl.load(residual + at_v, mask=m_tile, other=0.0)
+        b_S = tl.load(chunk_state + at_state, mask=m_state, other=0.0)
+        b_dS = tl.load(d_chunk_state + at_state, mask=m_state, other=0.0)
+        b_dOS = tl.dot(b_dO, tl.trans(b_S), b_dOS, input_precision=PRECISION)
+        b_dYS = tl.dot(b_dY, tl.trans(b_S), b_dYS, input_precision=PRECISION)
+        b_RdS = tl.dot(b_R, tl.trans(b_dS), b_RdS, input_precision=PRECISION)
+        b_dtotal += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
+
+    b_G = tl.math.exp2(prefix)
+    b_dOS *= b_G * scale
+    b_dYS *= -b_G
+    b_RdS *= tl.math.exp2(suffix)
+    b_dE = (b_q * b_dOS + b_bk * b_dYS).to(dtype)
+    holds = rows[:, None] <= rows[None, :]
+    b_dg = tl.dot(holds.to(dtype), b_dE, b_dg, input_precision=PRECISION)
+    b_dE = (b_k * b_RdS).to(dtype)
+    b_dg = tl.dot((holds == 0).to(dtype), b_dE, b_dg, input_precision=PRECISION)
+    b_dg += tl.math.exp2(total) * b_dtotal[None, :]
+    tl.store(d_log_decay + at_k, b_dg.to(d_log_decay.dtype.element_ty), mask=m_k)
+
+    b_dq += b_dOS
+    b_dbk += b_dYS
+    b_dk += b_RdS + b_b * b_dbk
+    if CHANNEL_GATES:
+        tl.store(d_erase + at_k, (b_k * b_dbk).to(d_erase.dtype.element_ty), mask=m_k)
+    else:
+        tl.store(d_erase + i_k * tokens * HV + at_row, tl.sum(b_k * b_dbk, 1), mask=m)
+    if UNIT:
+        b_dq -= b_q * tl.load(q_part + at_row, mask=m, other=0.0)[:, None]
+        b_dk -= b_k * tl.load(k_part + at_row, mask=m, other=0.0)[:, None]
+        b_dq *= tl.load(q_norm + t * H + i_h, mask=m, other=0.0)[:, None]
+        b_dk *= tl.load(k_norm + t * H + i_h, mask=m, other=0.0)[:, None]
+    tl.store(d_q + at_k, b_dq.to(d_q.dtype.element_ty), mask=m_k)
+    tl.store(d_k + at_k, b_dk.to(d_k.dtype.element_ty), mask=m_k)

@@ -1,0 +1,328 @@
+"""Forward kernels of the delta rule with decay per channel (Kimi delta rule, gated delta rule 2).
+
+Equation, for a chunk of C tokens with the memory S entering it and G the log decay summed inside
+the chunk, inclusive:
+
+    L_ij = Σ_c erase_ic k_ic k_jc e^{G_ic − G_jc}   (j < i)    P_ij = scale Σ_c q_ic k_jc e^{…}   (j ≤ i)
+    R   = (I + L)^-1 (write∘v − (erase∘k∘e^G) S)               the residuals u of the chunk
+    out = (scale·q∘e^G) S + P R
+    S'  = Diag(e^{G_C}) S + (k∘e^{G_C − G})ᵀ R
+
+Symbols: as in `kernels.reference`; the names of what passes between the kernels are listed in
+`Prepared`. All exponents are ≤ 0 (`kernels.intervals`).
+
+Source: Kimi Linear (arXiv 2510.26692) and "Linear Attention Architectures" (arXiv 2607.07953).
+They apply the inverse to both operands (W, U) and form R = U − W S; we apply it once, to the
+difference, so that W and U are neither formed nor stored. fla (kernels of the same papers) keeps
+the decay as a tensor of running sums and needs three ways to exponentiate differences of it.
+
+Cost per token and value head: 6·K·V + 4·C·(K + V) FLOPs, and 6·C·K for the tree. The operands
+stored between the kernels take (3·K + 2·C) numbers of the input's dtype per token and head;
+training also stores K·V numbers per chunk and head (the memory entering it).
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.intervals import (
+    is_later,
+    join,
+    separated,
+    single_rows,
+    to_cut,
+    unit_lower_inverse,
+)
+from kernels.rows import chunk_rows, segment_rows
+
+# Dialect of the kernels: i_ program numbers, o_ offsets, m_ masks, b_ values of a tile.
+
+
+@triton.jit
+def row_norms(x, t, m, i_h, stride, H: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+    """1 / sqrt(Σ_K x² + 1e-6) of the rows of one head: [C] float32."""
+    squares = tl.zeros_like(t).to(tl.float32)
+    for i_k in range(tl.cdiv(K, BK)):
+        o_k = i_k * BK + tl.arange(0, BK)
+        at = t[:, None] * stride + i_h * K + o_k[None, :]
+        b_x = tl.load(x + at, mask=m[:, None] & (o_k < K)[None, :], other=0.0).to(tl.float32)
+        squares += tl.sum(b_x * b_x, 1)
+    return 1.0 / tl.sqrt_rn(squares + 1e-6)
+
+
+@triton.jit
+def channel_delta_prepare_kernel(
+    q,
+    k,
+    log_decay,
+    erase,
+    q_norm,
+    k_norm,
+    q_read,
+    k_erase,
+    k_write,
+    solve,
+    scores,
+    chunk_decay,
+    chunk_table,
+    T,
+    stride_q,
+    stride_k,
+    scale,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    C: tl.constexpr,
+    LEVELS: tl.constexpr,
+    PACKED: tl.constexpr,
+    UNIT: tl.constexpr,
+    CHANNEL_GATES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid (chunks · HV). All that the scans need of q, k, log_decay and erase, chunk by chunk."""
+    i_hv = tl.program_id(0).to(tl.int64) % HV
+    i_chunk = tl.program_id(0).to(tl.int64) // HV
+    i_h = i_hv // (HV // H)
+    start, end = chunk_rows(i_chunk, chunk_table, T, C, PACKED)
+    rows = tl.arange(0, C)
+    t = start + rows
+    m = t < end
+    at_row = t * HV + i_hv
+
+    if UNIT:
+        b_q_norm = row_norms(q, t, m, i_h, stride_q, H, K, BK)
+        b_k_norm = row_norms(k, t, m, i_h, stride_k, H, K, BK)
+        first_of_group = i_hv % (HV // H) == 0
+        tl.store(q_norm + t * H + i_h, b_q_norm, mask=m & first_of_group)
+        tl.store(k_norm + t * H + i_h, b_k_norm, mask=m & first_of_group)
+    if not CHANNEL_GATES:
+        b_beta = tl.load(erase + at_row, mask=m, other=0.0).to(tl.float32)
+
+    b_P = tl.zeros([C, C], tl.float32)
+    b_L = tl.zeros([C, C], tl.float32)
+    b_diagonal = tl.zeros([C], tl.float32)
+    for i_k in range(tl.cdiv(K, BK)):
+        o_k = i_k * BK + tl.arange(0, BK)
+        m_k = m[:, None] & (o_k < K)[None, :]
+        at_k = at_row[:, None] * K + o_k[None, :]
+        b_q = tl.load(q + t[:, None] * stride_q + i_h * K + o_k[None, :], mask=m_k, other=0.0)
+        b_k = tl.load(k + t[:, None] * stride_k + i_h * K + o_k[None, :], mask=m_k, other=0.0)
+        dtype = b_q.dtype
+        b_q = b_q.to(tl.float32)
+        b_k = b_k.to(tl.float32)
+        if UNIT:
+            b_q *= b_q_norm[:, None]
+            b_k *= b_k_norm[:, None]
+        if CHANNEL_GATES:
+            b_bk = b_k * tl.load(erase + at_k, mask=m_k, other=0.0).to(tl.float32)
+        else:
+            b_bk = b_k * b_beta[:, None]
+        b_g = tl.load(log_decay + at_k, mask=m_k, other=0.0)
+        b_diagonal += tl.sum(b_q * b_k, 1)
+
+        prefix, suffix, total = single_rows(b_g)
+        for level in tl.static_range(LEVELS):
+            half: tl.constexpr = 2**level
+            later = is_later(rows, half)
+            b_E = to_cut(prefix, suffix, later)
+            pairs = separated(rows, rows, half)
+            # rows behind a cut are queries of their level, rows before it keys; one tile holds both
+            b_x = (tl.where(later[:, None], b_q, b_k) * b_E).to(dtype)
+            b_P += tl.where(pairs, tl.dot(b_x, tl.trans(b_x), input_precision=PRECISION), 0.0)
+            b_x = (tl.where(later[:, None], b_bk, b_k) * b_E).to(dtype)
+            b_L += tl.where(pairs, tl.dot(b_x, tl.trans(b_x), input_precision=PRECISION), 0.0)
+            prefix, suffix, total = join(prefix, suffix, total, later, half, C, BK)
+
+        b_G = tl.math.exp2(prefix)
+        tl.store(q_read + at_k, (b_q * b_G * scale).to(dtype), mask=m_k)
+        tl.store(k_erase + at_k, (b_bk * b_G).to(dtype), mask=m_k)
+        tl.store(k_write + at_k, (b_k * tl.math.exp2(suffix)).to(dtype), mask=m_k)
+        at_decay = (i_chunk * HV + i_hv) * K + rows[:, None] * 0 + o_k[None, :]
+        m_decay = (rows[:, None] == 0) & (o_k < K)[None, :]
+        tl.store(chunk_decay + at_decay, tl.math.exp2(total), mask=m_decay)
+
+    b_P = (b_P + tl.where(rows[:, None] == rows[None, :], b_diagonal[:, None], 0.0)) * scale
+    b_M = unit_lower_inverse(b_L, rows, C, LEVELS, PRECISION)
+    at_c = at_row[:, None] * C + rows[None, :]
+    tl.store(scores + at_c, b_P.to(scores.dtype.element_ty), mask=m[:, None])
+    tl.store(solve + at_c, b_M.to(solve.dtype.element_ty), mask=m[:, None])
+
+
+@triton.jit
+def channel_delta_scan_kernel(
+    q_read,
+    k_erase,
+    k_write,
+    solve,
+    scores,
+    chunk_decay,
+    v,
+    write,
+    state,
+    out,
+    residual,
+    chunk_state,
+    end_state,
+    transition,
+    segment_table,
+    T,
+    SEGMENTS,
+    SEGMENT_CHUNKS,
+    stride_v,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    KP: tl.constexpr,
+    BV: tl.constexpr,
+    C: tl.constexpr,
+    PACKED: tl.constexpr,
+    CHANNEL_GATES: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    SUMMARY: tl.constexpr,
+    TRAIN: tl.constexpr,
+    STORE_END: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Grid (segments · HV · column tiles). One program walks the chunks of a segment in order.
+
+    A SUMMARY finds what a segment does to any memory entering it, S ↦ A S + Z: Z is the memory
+    after the segment from an empty one; the columns of A follow the same rule from the columns of
+    the identity, with nothing written. Column tiles beyond those of V are A's.
+    """
+    tiles_v: tl.constexpr = (V + BV - 1) // BV
+    tiles: tl.constexpr = tiles_v + ((K + BV - 1) // BV if SUMMARY else 0)
+    pid = tl.program_id(0).to(tl.int64)
+    i_tile = pid % tiles
+    i_hv = (pid // tiles) % HV
+    i_segment = pid // (tiles * HV)
+    start, end, chunk = segment_rows(
+        i_segment, segment_table, T, SEGMENTS, SEGMENT_CHUNKS, C, PACKED
+    )
+    rows = tl.arange(0, C)
+    o_k = tl.arange(0, KP)
+    is_value = i_tile < tiles_v
+    o_v = tl.where(is_value, i_tile, i_tile - tiles_v) * BV + tl.arange(0, BV)
+    m_v = (o_v < V) & is_value
+    at_state = (i_segment * HV + i_hv) * K * V + o_k[:, None] * V + o_v[None, :]
+    m_state = (o_k < K)[:, None] & m_v[None, :]
+
+    if HAS_STATE:
+        b_S = tl.load(state + at_state, mask=m_state, other=0.0)
+    else:
+        b_S = tl.zeros([KP, BV], tl.float32)
+    if SUMMARY:
+        b_S += tl.where((o_k[:, None] == o_v[None, :]) & (is_value == 0), 1.0, 0.0)
+
+    for i in tl.range(0, tl.cdiv(end - start, C), num_stages=STAGES):
+        t = start + i * C + rows
+        m = t < end
+        at_row = t * HV + i_hv
+        at_k = at_row[:, None] * K + o_k[None, :]
+        m_k = m[:, None] & (o_k < K)[None, :]
+        at_c = at_row[:, None] * C + rows[None, :]
+        m_tile = m[:, None] & m_v[None, :]
+        at_v = at_row[:, None] * V + o_v[None, :]
+        at_decay = ((chunk + i) * HV + i_hv) * K + o_k
+        b_ke = tl.load(k_erase + at_k, mask=m_k, other=0.0)
+        b_kw = tl.load(k_write + at_k, mask=m_k, other=0.0)
+        b_M = tl.load(solve + at_c, mask=m[:, None], other=0.0)
+        b_v = tl.load(v + t[:, None] * stride_v + i_hv * V + o_v[None, :], mask=m_tile, other=0.0)
+        b_decay = tl.load(chunk_decay + at_decay, mask=o_k < K, other=0.0)
+        if CHANNEL_GATES:
+            b_w = tl.load(write + at_v, mask=m_tile, other=0.0).to(tl.float32)
+        else:
+            b_w = tl.load(write + at_row, mask=m, other=0.0).to(tl.float32)[:, None]
+
+        # operand copy; the running memory stays float32
+        b_So = b_S.to(b_ke.dtype)
+        b_Y = b_v.to(tl.float32) * b_w - tl.dot(b_ke, b_So, input_precision=PRECISION)
+        b_R = tl.dot(b_M, b_Y.to(b_ke.dtype), input_precision=PRECISION).to(b_ke.dtype)
+        if not SUMMARY:
+            b_q = tl.load(q_read + at_k, mask=m_k, other=0.0)
+            b_P = tl.load(scores + at_c, mask=m[:, None], other=0.0)
+            b_o = tl.dot(b_q, b_So, input_precision=PRECISION)
+            b_o = tl.dot(b_P, b_R, b_o, input_precision=PRECISION)
+            tl.store(out + at_v, b_o.to(out.dtype.element_ty), mask=m_tile)
+        if TRAIN:
+            tl.store(residual + at_v, b_R, mask=m_tile)
+            at_chunk = ((chunk + i) * HV + i_hv) * K * V + o_k[:, None] * V + o_v[None, :]
+            tl.store(chunk_state + at_chunk, b_So, mask=m_state)
+        b_S *= b_decay[:, None]
+        b_S = tl.dot(tl.trans(b_kw), b_R, b_S, input_precision=PRECISION)
+
+    if STORE_END:
+        tl.store(end_state + at_state, b_S, mask=m_state)
+    if SUMMARY:
+        at_A = (i_segment * HV + i_hv) * K * K + o_k[:, None] * K + o_v[None, :]
+        m_A = (o_k < K)[:, None] & ((o_v < K) & (is_value == 0))[None, :]
+        tl.store(transition + at_A, b_S, mask=m_A)
+
+
+@triton.jit
+def channel_delta_join_kernel(
+    transition,
+    summary,
+    state,
+    segment_state,
+    end_state,
+    sequence_table,
+    SEGMENTS,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    PACKED: tl.constexpr,
+    HAS_STATE: tl.constexpr,
+    REVERSE: tl.constexpr,
+):
+    """Grid (sequences · HV · V / BV). The memory entering every segment, from the summaries.
+
+    S_{s+1} = A_s S_s + Z_s in order; for the gradient of the memory the segments are walked from
+    the last with A_sᵀ. A step reads the memory that the step before it wrote, behind a barrier, in
+    tiles: for K = 256 a program could not hold A in shared memory.
+    """
+    tiles_v: tl.constexpr = (V + BV - 1) // BV
+    pid = tl.program_id(0).to(tl.int64)
+    i_hv = (pid // tiles_v) % HV
+    i_sequence = pid // (tiles_v * HV)
+    if PACKED:
+        first = tl.load(sequence_table + i_sequence)
+        count = tl.load(sequence_table + i_sequence + 1) - first
+    else:
+        first = i_sequence * SEGMENTS
+        count = SEGMENTS
+    o_v = (pid % tiles_v) * BV + tl.arange(0, BV)
+    m_v = o_v < V
+    for i in range(count + 1):
+        for i_k in range(tl.cdiv(K, BK)):
+            o_k = i_k * BK + tl.arange(0, BK)
+            at = o_k[:, None] * V + o_v[None, :]
+            m = (o_k < K)[:, None] & m_v[None, :]
+            b_S = tl.zeros([BK, BV], tl.float32)
+            if i == 0:
+                if HAS_STATE:
+                    b_S = tl.load(state + (i_sequence * HV + i_hv) * K * V + at, mask=m, other=0.0)
+            else:
+                # the segment just passed, and the memory that entered it
+                j = first + (count - i if REVERSE else i - 1)
+                b_S = tl.load(summary + (j * HV + i_hv) * K * V + at, mask=m, other=0.0)
+                for i_j in range(tl.cdiv(K, BK)):
+                    o_j = i_j * BK + tl.arange(0, BK)
+                    if REVERSE:
+                        at_A = o_j[None, :] * K + o_k[:, None]
+                    else:
+                        at_A = o_k[:, None] * K + o_j[None, :]
+                    m_A = (o_k < K)[:, None] & (o_j < K)[None, :]
+                    b_A = tl.load(transition + (j * HV + i_hv) * K * K + at_A, mask=m_A, other=0.0)
+                    at_S = (j * HV + i_hv) * K * V + o_j[:, None] * V + o_v[None, :]
+                    m_S = (o_j < K)[:, None] & m_v[None, :]
+                    b_last = tl.load(segment_state + at_S, mask=m_S, other=0.0)
+                    b_S = tl.dot(b_A, b_last, b_S, input_precision="tf32x3")
+            if i == count:
+                tl.store(end_state + (i_sequence * HV + i_hv) * K * V + at, b_S, mask=m)
+            else:
+                j = first + (count - 1 - i if REVERSE else i)
+                tl.store(segment_state + (j * HV + i_hv) * K * V + at, b_S, mask=m)
+        tl.debug_barrier()

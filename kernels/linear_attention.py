@@ -1,0 +1,223 @@
+"""Linear attention: additive memory, with or without decay, feature map and normalised read.
+
+Equation, for every batch row and value head, φ the feature map:
+
+    S_t = Diag(exp(log_decay_t)) S_{t-1} + φ(k_t) v_tᵀ      o_t = scale · S_tᵀ φ(q_t)
+
+and normalised, without decay, with the key sum z_t = z_{t-1} + φ(k_t):
+
+    o_t = scale · S_tᵀ φ(q_t) / (scale · φ(q_t) · z_t + eps)
+
+Symbols: q, k `[B, T, H, K]`; v and out `[B, T, HV, V]`, HV a multiple of H; log_decay `[B, T, HV]`
+or `[B, T, HV, K]`, ≤ 0, natural log; φ is elu + 1 (`elu1`) or nothing (`identity`); S
+`[B, HV, K, V]` and z `[B, HV, K]`, float32 (float64 for float64 inputs).
+
+Sources: Katharopoulos et al., "Transformers are RNNs" (arXiv 2006.16236), equations 7, 18 to 20;
+decay per head as in Sun et al., "Retentive Network" (arXiv 2307.08621), and per channel as in Yang
+et al., "Gated Linear Attention" (arXiv 2312.06635). We add eps to the denominator, which they leave
+out, and keep the scale in both parts of the quotient. The normalised form carries z as one more
+column of S, since it is the memory of a value that is always 1.
+
+Cost: state 4·K·V bytes per head, 4·K more normalised; forward 4·K·V + 2·C·(K + V) FLOPs per token
+and head; the backward keeps one C × C matrix and one state per chunk of C tokens.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from kernels import launch, reference
+from kernels.arguments import (
+    check_cu_seqlens,
+    check_gate,
+    check_qkv,
+    check_state,
+    check_values,
+)
+from kernels.channel_decay import channel_factors, decayed_gram
+from kernels.chunked import ChunkedInputs, scan_states
+from kernels.scalar_decay import ScalarDecays
+
+# Axis letters: B batch, T time, H heads, K key dim, V value dim, C position in a chunk, N chunks,
+# G value heads of one key head, Z = N · HV.
+
+FEATURE_MAPS = ("elu1", "identity")
+CHUNK = 64
+
+State = Tensor | tuple[Tensor, Tensor]
+"""A memory, or a memory and a key sum."""
+
+
+def elu1(x: Tensor) -> Tensor:
+    """elu(x) + 1: exp(x) below zero, x + 1 above.
+
+    Written so that exp(x) − 1 + 1 doesn't cost the digits of a small feature. At zero both parts
+    would pass a gradient, of which `relu` leaves one.
+    """
+    return x.clamp(max=0).exp() + x.relu()
+
+
+def _chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor | None,
+    feature_map: str,
+    normalize: bool,
+    scale: float,
+    initial_state: State | None,
+    cu_seqlens: Tensor | None = None,
+    eps: float = 1e-6,
+    size: int = CHUNK,
+) -> tuple[Tensor, State]:
+    """(out, final_state) of linear attention."""
+    dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
+    q_BTHK, k_BTHK, v_BTHV = q.to(dtype), k.to(dtype), v.to(dtype)
+    if feature_map == "elu1":
+        q_BTHK, k_BTHK = elu1(q_BTHK), elu1(k_BTHK)
+    if normalize:
+        v_BTHV = torch.cat([v_BTHV, torch.ones_like(v_BTHV[..., :1])], -1)
+    if isinstance(initial_state, tuple):
+        initial_state = torch.cat([initial_state[0], initial_state[1][..., None]], -1)
+    inputs = ChunkedInputs.of(
+        q_BTHK,
+        k_BTHK,
+        v_BTHV,
+        scale=scale,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+        qk_l2norm=False,
+        size=size,
+    )
+    read, queries, keys, retention = _factors(inputs, log_decay)
+    v_ZCV = inputs.v.flatten(0, 2)
+    entering, final = scan_states(retention, keys.mT @ v_ZCV, inputs.initial, inputs.active)
+    out = inputs.join(torch.baddbmm(queries @ entering, read, v_ZCV), dtype)
+    state = inputs.join_states(final)
+    if not normalize:
+        return out.to(v.dtype), state
+    out = out[..., :-1] / (out[..., -1:] + eps)
+    return out.to(v.dtype), (state[..., :-1], state[..., -1])
+
+
+def _factors(
+    inputs: ChunkedInputs, log_decay: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Read matrix `[Z, C, C]`, decayed queries and keys `[Z, C, K]`, retention `[Z, K or 1, 1]`."""
+    heads = inputs.v.shape[:3]
+    if log_decay is not None and log_decay.ndim == 4:
+        halves, since, until = channel_factors(inputs.split_gate(log_decay).flatten(0, 2))
+        q_ZCK = inputs.q.expand(*heads, -1, -1).flatten(0, 2)
+        k_ZCK = inputs.k.expand(*heads, -1, -1).flatten(0, 2)
+        (read,) = decayed_gram(halves, k_ZCK, q_ZCK)
+        return read, q_ZCK * since, k_ZCK * until, since[:, -1, :, None]
+    read, queries, keys = inputs.q @ inputs.k.mT, inputs.q, inputs.k
+    if log_decay is None:
+        read = read.tril()
+        retention = read.new_ones(*heads, 1, 1)
+    else:
+        decays = ScalarDecays.of(inputs.split_gate(log_decay)[..., 0])
+        read, queries, keys = read * decays.until, queries * decays.entering, keys * decays.leaving
+        retention = decays.entering[..., -1:, :]
+    read, queries, keys = (x.expand(*heads, -1, -1).flatten(0, 2) for x in (read, queries, keys))
+    return read, queries, keys, retention.flatten(0, 2)
+
+
+LINEAR_ATTENTION: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "reference": reference.linear_attention,
+    "chunked": _chunked,
+}
+"""The implementations of `linear_attention`; add to `launch.TRITON_OPS` when you add `triton`."""
+
+
+def linear_attention(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T HV V"],
+    *,
+    log_decay: Float[Tensor, "B T HV"] | Float[Tensor, "B T HV K"] | None = None,
+    feature_map: str = "identity",
+    normalize: bool = False,
+    scale: float | None = None,
+    initial_state: State | None = None,
+    cu_seqlens: Int[Tensor, " bounds"] | None = None,
+    impl: str = "auto",
+    check: bool = False,
+    eps: float = 1e-6,
+) -> tuple[Float[Tensor, "B T HV V"], State]:
+    """Additive memory: (out, final_state); the state of the normalised form is the pair (S, z).
+
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        log_decay: natural log of the decay per head or key channel, at most 0; not normalised.
+        feature_map: `elu1` or `identity`, of q and k.
+        normalize: divide the read by that of the key sum.
+        scale: factor of the read; None for K^-½.
+        initial_state: memory at the start, or memory and key sum; None for an empty one. One for
+            each batch row, or for each packed sequence.
+        cu_seqlens: boundaries of sequences packed into one row (B = 1), from 0 to T.
+        impl: `auto`, `reference`, `chunked` or `triton`; see `launch.resolve`.
+        check: read every value and refuse NaN, infinity and a positive log_decay.
+        eps: added to the denominator.
+
+    Raises:
+        ValueError: if an argument doesn't fit the others, or `impl` cannot serve.
+    """
+    sizes = check_qkv(q, k, v)
+    num_sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T)
+    if feature_map not in FEATURE_MAPS:
+        raise ValueError(f"{feature_map=} is none of {', '.join(FEATURE_MAPS)}")
+    if log_decay is not None:
+        if normalize:
+            raise ValueError("log_decay is given with normalize=True; expected one of the two")
+        axes = "B T HV K" if log_decay.ndim == 4 else "B T HV"
+        check_gate("log_decay", log_decay, sizes.shape(axes), v)
+    memory, key_sum = _check_initial_state(
+        initial_state, (num_sequences, *sizes.state[1:]), v, normalize=normalize
+    )
+    if check:
+        inputs = {"q": q, "k": k, "v": v, "log_decay": log_decay}
+        check_values({**inputs, "initial_state": memory, "initial_state[1]": key_sum})
+
+    name = launch.resolve(impl, v.device, "linear_attention")
+    # Mixed precision would run the products inside in 16 bit; the state is float32 by contract.
+    with torch.autocast(v.device.type, enabled=False):
+        return LINEAR_ATTENTION[name](
+            q,
+            k,
+            v,
+            log_decay=log_decay,
+            feature_map=feature_map,
+            normalize=normalize,
+            scale=sizes.K**-0.5 if scale is None else scale,
+            initial_state=initial_state,
+            cu_seqlens=cu_seqlens,
+            eps=eps,
+        )
+
+
+def _check_initial_state(
+    state: State | None, expected: tuple[int, ...], v: Tensor, *, normalize: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """The memory and the key sum that were given, after their checks."""
+    if state is None:
+        return None, None
+    if not normalize:
+        if isinstance(state, tuple):
+            raise ValueError("initial_state is a pair; expected one tensor with normalize=False")
+        check_state("initial_state", state, expected, v)
+        return state, None
+    if not isinstance(state, tuple) or len(state) != 2:
+        raise ValueError(
+            f"initial_state is a {type(state).__name__}; expected the pair (memory, key sum) with "
+            "normalize=True"
+        )
+    check_state("initial_state[0]", state[0], expected, v)
+    check_state("initial_state[1]", state[1], expected[:-1], v)
+    return state
