@@ -92,9 +92,9 @@ def channel_delta_prepare_kernel(
     if UNIT:
         b_q_norm = row_norms(q, t, m, i_h, stride_q, H, K, BK)
         b_k_norm = row_norms(k, t, m, i_h, stride_k, H, K, BK)
-        first_of_group = i_hv % (HV // H) == 0
-        tl.store(q_norm + t * H + i_h, b_q_norm, mask=m & first_of_group)
-        tl.store(k_norm + t * H + i_h, b_k_norm, mask=m & first_of_group)
+        if i_hv % (HV // H) == 0:
+            tl.store(q_norm + t * H + i_h, b_q_norm, mask=m)
+            tl.store(k_norm + t * H + i_h, b_k_norm, mask=m)
     if not CHANNEL_GATES:
         b_beta = tl.load(erase + at_row, mask=m, other=0.0).to(tl.float32)
 
@@ -201,9 +201,9 @@ def channel_delta_scan_kernel(
     )
     rows = tl.arange(0, C)
     o_k = tl.arange(0, KP)
-    is_value = i_tile < tiles_v
-    o_v = tl.where(is_value, i_tile, i_tile - tiles_v) * BV + tl.arange(0, BV)
-    m_v = (o_v < V) & is_value
+    o_v = i_tile * BV + tl.arange(0, BV)
+    m_v = o_v < V
+    o_A = o_v - tiles_v * BV
     at_state = (i_segment * HV + i_hv) * K * V + o_k[:, None] * V + o_v[None, :]
     m_state = (o_k < K)[:, None] & m_v[None, :]
 
@@ -212,7 +212,7 @@ def channel_delta_scan_kernel(
     else:
         b_S = tl.zeros([KP, BV], tl.float32)
     if SUMMARY:
-        b_S += tl.where((o_k[:, None] == o_v[None, :]) & (is_value == 0), 1.0, 0.0)
+        b_S += tl.where(o_k[:, None] == o_A[None, :], 1.0, 0.0)
 
     for i in tl.range(0, tl.cdiv(end - start, C), num_stages=STAGES):
         t = start + i * C + rows
@@ -254,8 +254,8 @@ def channel_delta_scan_kernel(
     if STORE_END:
         tl.store(end_state + at_state, b_S, mask=m_state)
     if SUMMARY:
-        at_A = (i_segment * HV + i_hv) * K * K + o_k[:, None] * K + o_v[None, :]
-        m_A = (o_k < K)[:, None] & ((o_v < K) & (is_value == 0))[None, :]
+        at_A = (i_segment * HV + i_hv) * K * K + o_k[:, None] * K + o_A[None, :]
+        m_A = (o_k < K)[:, None] & ((o_A >= 0) & (o_A < K))[None, :]
         tl.store(transition + at_A, b_S, mask=m_A)
 
 

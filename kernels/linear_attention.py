@@ -31,6 +31,7 @@ from torch import Tensor
 
 from kernels import launch, reference
 from kernels.arguments import (
+    Sizes,
     check_cu_seqlens,
     check_gate,
     check_qkv,
@@ -51,13 +52,19 @@ State = Tensor | tuple[Tensor, Tensor]
 """A memory, or a memory and a key sum."""
 
 
-def elu1(x: Tensor) -> Tensor:
-    """elu(x) + 1: exp(x) below zero, x + 1 above.
+def apply_feature_map(feature_map: str, *inputs: Tensor) -> tuple[Tensor, ...]:
+    """φ of each of the inputs.
 
-    Written so that exp(x) − 1 + 1 doesn't cost the digits of a small feature. At zero both parts
-    would pass a gradient, of which `relu` leaves one.
+    elu(x) + 1 is exp(x) below zero and x + 1 above, and is written so: exp(x) − 1 + 1 would cost
+    the digits of a small feature. At zero both parts would pass a gradient; `relu` gives none.
+
+    Raises:
+        ValueError: if `feature_map` is none of `FEATURE_MAPS`.
     """
-    return x.clamp(max=0).exp() + x.relu()
+    _check_feature_map(feature_map)
+    if feature_map == "identity":
+        return inputs
+    return tuple(x.clamp(max=0).exp() + x.relu() for x in inputs)
 
 
 def _chunked(
@@ -76,9 +83,8 @@ def _chunked(
 ) -> tuple[Tensor, State]:
     """(out, final_state) of linear attention."""
     dtype = torch.float64 if v.dtype == torch.float64 else torch.float32
-    q_BTHK, k_BTHK, v_BTHV = q.to(dtype), k.to(dtype), v.to(dtype)
-    if feature_map == "elu1":
-        q_BTHK, k_BTHK = elu1(q_BTHK), elu1(k_BTHK)
+    q_BTHK, k_BTHK = apply_feature_map(feature_map, q.to(dtype), k.to(dtype))
+    v_BTHV = v.to(dtype)
     if normalize:
         v_BTHV = torch.cat([v_BTHV, torch.ones_like(v_BTHV[..., :1])], -1)
     if isinstance(initial_state, tuple):
@@ -171,16 +177,14 @@ def linear_attention(
     """
     sizes = check_qkv(q, k, v)
     num_sequences = check_cu_seqlens(cu_seqlens, sizes.B, sizes.T)
-    if feature_map not in FEATURE_MAPS:
-        raise ValueError(f"{feature_map=} is none of {', '.join(FEATURE_MAPS)}")
-    if log_decay is not None:
-        if normalize:
-            raise ValueError("log_decay is given with normalize=True; expected one of the two")
-        axes = "B T HV K" if log_decay.ndim == 4 else "B T HV"
-        check_gate("log_decay", log_decay, sizes.shape(axes), v)
-    memory, key_sum = _check_initial_state(
-        initial_state, (num_sequences, *sizes.state[1:]), v, normalize=normalize
-    )
+    _check_feature_map(feature_map)
+    check_decay(log_decay, sizes, v, axes="B T HV", normalize=normalize)
+    memory = key_sum = None
+    if initial_state is not None:
+        expected = (num_sequences, *sizes.state[1:])
+        memory, key_sum = check_memory(
+            "initial_state", initial_state, expected, v, normalize=normalize
+        )
     if check:
         inputs = {"q": q, "k": k, "v": v, "log_decay": log_decay}
         check_values({**inputs, "initial_state": memory, "initial_state[1]": key_sum})
@@ -202,22 +206,53 @@ def linear_attention(
         )
 
 
-def _check_initial_state(
-    state: State | None, expected: tuple[int, ...], v: Tensor, *, normalize: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """The memory and the key sum that were given, after their checks."""
-    if state is None:
-        return None, None
+def _check_feature_map(feature_map: str) -> None:
+    if feature_map not in FEATURE_MAPS:
+        raise ValueError(f"{feature_map=} is none of {', '.join(FEATURE_MAPS)}")
+
+
+def check_decay(
+    log_decay: Tensor | None, sizes: Sizes, v: Tensor, *, axes: str, normalize: bool
+) -> None:
+    """Refuses a decay of wrong shape or dtype, or one beside the normalised read.
+
+    Args:
+        log_decay: decay per head or key channel, or None.
+        sizes: of the call.
+        v: values of the call.
+        axes: axes of a decay per head; one per channel has K beside them.
+        normalize: whether the read is normalised.
+
+    Raises:
+        ValueError: if the decay doesn't fit.
+    """
+    if log_decay is None:
+        return
+    if normalize:
+        raise ValueError("log_decay is given with normalize=True; expected one of the two")
+    is_per_channel = log_decay.ndim > len(axes.split())
+    check_gate("log_decay", log_decay, sizes.shape(axes + " K" * is_per_channel), v)
+
+
+def check_memory(
+    name: str, state: State, expected: tuple[int, ...], v: Tensor, *, normalize: bool
+) -> tuple[Tensor, Tensor | None]:
+    """The memory and, normalised, the key sum of a state, after their checks.
+
+    Raises:
+        ValueError: if there is a pair where one tensor is expected or the reverse, or a shape,
+            dtype or device doesn't fit.
+    """
     if not normalize:
         if isinstance(state, tuple):
-            raise ValueError("initial_state is a pair; expected one tensor with normalize=False")
-        check_state("initial_state", state, expected, v)
+            raise ValueError(f"{name} is a pair; expected one tensor with normalize=False")
+        check_state(name, state, expected, v)
         return state, None
     if not isinstance(state, tuple) or len(state) != 2:
         raise ValueError(
-            f"initial_state is a {type(state).__name__}; expected the pair (memory, key sum) with "
+            f"{name} is a {type(state).__name__}; expected the pair (memory, key sum) with "
             "normalize=True"
         )
-    check_state("initial_state[0]", state[0], expected, v)
-    check_state("initial_state[1]", state[1], expected[:-1], v)
+    check_state(f"{name}[0]", state[0], expected, v)
+    check_state(f"{name}[1]", state[1], expected[:-1], v)
     return state

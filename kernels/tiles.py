@@ -1,0 +1,96 @@
+"""Tiles, warps and pipeline stages of the Triton kernels: a table, never a search at run time.
+
+A search would time kernels inside the first training step and may choose differently on every
+machine, so that neither the first step's time nor the order of float sums would reproduce.
+
+C is 64 everywhere: 128 would halve the stored memories at 40 % more products and four times the
+inverse; 32 pays for very short sequences only. Entries name their measurement in `docs/log.md`, or
+the property of the compiled code they were chosen by.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from kernels.launch import is_interpreted
+
+CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How one kernel is cut.
+
+    Attributes:
+        block_k: key channels of a tile.
+        block_v: value channels of a tile.
+        warps: warps of a program.
+        stages: tiles in flight in the software pipeline.
+    """
+
+    block_k: int
+    block_v: int
+    warps: int
+    stages: int
+
+    def __post_init__(self) -> None:
+        # Seen on an H200 with Triton 3.6: an illegal memory access in a state scan.
+        if self.block_v == 32 and self.warps == 4:
+            raise ValueError(f"{self} has a 32-wide value tile with 4 warps; use 64 or 8 warps")
+
+
+def power_of_two(channels: int) -> int:
+    """The tile that holds so many channels: the next power of two, at least 16 for products."""
+    return max(16, triton.next_power_of_2(channels))
+
+
+def scan_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
+    """Tile of the kernels that walk the chunks with a `block_k` × `block_v` memory in registers."""
+    block_k = power_of_two(key_dim)
+    block_v = min(64, power_of_two(value_dim))
+    if block_v == 32 or block_k == 256:
+        # 256 rows of memory spill with 4 warps; for 32 columns see `Tile`.
+        return Tile(block_k, block_v, 8, 1 if dtype == torch.float32 else 2)
+    return Tile(block_k, block_v, 4, 1 if dtype == torch.float32 else 3)
+
+
+def token_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
+    """Tile of the kernels that take every chunk by itself, in slices of channels."""
+    block_k = min(64, power_of_two(key_dim))
+    block_v = min(64, power_of_two(value_dim))
+    return Tile(block_k, block_v, 8, 1 if dtype == torch.float32 else 2)
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """`input_precision` of float32 products: full for float32 inputs, single tf32 beside 16 bit.
+
+    For 16-bit inputs every other operand has 8 or 11 bits; tf32 keeps 11.
+    """
+    return "tf32x3" if dtype == torch.float32 else "tf32"
+
+
+def processors(device: torch.device) -> int:
+    """Multiprocessors of the device; in the interpreter 1, which never splits a sequence."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def check_dtype(name: str, x: torch.Tensor) -> None:
+    """Refuses what the kernels cannot compute with.
+
+    Raises:
+        ValueError: for dtypes other than float32, bfloat16 and float16, and for bfloat16 in the
+            interpreter, whose products of bfloat16 operands are wrong.
+    """
+    if x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"{name}.dtype is {x.dtype}; the Triton kernels take float32, bfloat16 and float16; "
+            "use impl='chunked' or 'reference'"
+        )
+    if is_interpreted() and x.dtype == torch.bfloat16:
+        raise ValueError(
+            f"{name}.dtype is {x.dtype}, which Triton's interpreter multiplies wrongly; "
+            "use float32 with TRITON_INTERPRET=1"
+        )
