@@ -353,7 +353,8 @@ def channel_delta_key_grads_kernel(
         at_v = at_row[:, None] * V + o_v[None, :]
         m_tile = m[:, None] & (o_v < V)[None, :]
         at_state = (i_chunk * HV + i_hv) * K * V + o_k[:, None] * V + o_v[None, :]
-        m_state = (o_k < K)[:, None] & (o_v < V)[None, :]
+        # an empty chunk, beyond the last packed one, has no memory that was ever written
+        m_state = (o_k < tl.where(end > start, K, 0))[:, None] & (o_v < V)[None, :]
         b_dO = tl.load(d_out + at_v, mask=m_tile, other=0.0)
         b_dY = tl.load(d_solved + at_v, mask=m_tile, other=0.0)
         b_R = tl.load(residual + at_v, mask=m_tile, other=0.0)
