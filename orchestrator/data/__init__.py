@@ -11,44 +11,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from orchestrator.data.batches import EvaluationSet, TrainingBatches, evaluation_set
     from orchestrator.data.corpus import DataConfig, resolve_paths
-    from orchestrator.data.dataset import (
-        Batch,
-        Dataset,
-        EvaluationSet,
-        Split,
-        TrainingBatches,
-        Verification,
-        evaluation_set,
-        info,
-        open_dataset,
-        verify,
-    )
+    from orchestrator.data.dataset import Batch, Dataset, Split, open_dataset
+    from orchestrator.data.inspection import Verification, info, verify
     from orchestrator.data.manifest import locate
     from orchestrator.data.order import evaluation_windows, share, window_ids
     from orchestrator.data.preparation import Prepared, Progress, prepare
-
-_HOMES = {
-    "DataConfig": "corpus",
-    "resolve_paths": "corpus",
-    "Batch": "dataset",
-    "Dataset": "dataset",
-    "EvaluationSet": "dataset",
-    "Split": "dataset",
-    "TrainingBatches": "dataset",
-    "Verification": "dataset",
-    "evaluation_set": "dataset",
-    "info": "dataset",
-    "open_dataset": "dataset",
-    "verify": "dataset",
-    "locate": "manifest",
-    "evaluation_windows": "order",
-    "share": "order",
-    "window_ids": "order",
-    "Prepared": "preparation",
-    "Progress": "preparation",
-    "prepare": "preparation",
-}
 
 __all__ = [
     "Batch",
@@ -71,6 +40,28 @@ __all__ = [
     "verify",
     "window_ids",
 ]
+
+_HOMES = {
+    "Batch": "dataset",
+    "DataConfig": "corpus",
+    "Dataset": "dataset",
+    "EvaluationSet": "batches",
+    "Prepared": "preparation",
+    "Progress": "preparation",
+    "Split": "dataset",
+    "TrainingBatches": "batches",
+    "Verification": "inspection",
+    "evaluation_set": "batches",
+    "evaluation_windows": "order",
+    "info": "inspection",
+    "locate": "manifest",
+    "open_dataset": "dataset",
+    "prepare": "preparation",
+    "resolve_paths": "corpus",
+    "share": "order",
+    "verify": "inspection",
+    "window_ids": "order",
+}
 
 
 def __getattr__(name: str) -> Any:

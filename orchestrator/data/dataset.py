@@ -1,4 +1,4 @@
-"""A prepared folder, opened: token streams cut into windows, and batches by step.
+"""A prepared folder, opened: two token streams, cut into windows.
 
 Each split is one stream: the shards of a split in order, joined, so that windows cross shard
 boundaries and do not depend on where shards were cut. Window `i` of length `T` holds the `T + 1`
@@ -10,7 +10,6 @@ nothing and hold no lock, and the folder may be read-only. Pickling a data set s
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.data.manifest import digest, hash_file, read_manifest
-from orchestrator.data.order import WindowIds, evaluation_windows, share, window_ids
-from orchestrator.data.shards import ShardRecord, Tokens, damage, open_index, open_shard
+from orchestrator.data.manifest import read_manifest
+from orchestrator.data.order import WindowIds
+from orchestrator.data.shards import ShardRecord, Tokens, open_index, open_shard
 
 TOKEN_BYTES_FILE = "token_bytes.npy"
 
@@ -162,95 +161,6 @@ class Dataset:
         return int(self.token_bytes[targets].sum(dtype=np.int64))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TrainingBatches:
-    """The batches of a run, by step; holds no position, so resuming is asking for a later step.
-
-    Attributes:
-        split: what is read.
-        data_seed: seed of the order.
-        windows_per_step: windows of one optimizer step over all ranks.
-        seq_len: T, tokens of a window.
-    """
-
-    split: Split
-    data_seed: int
-    windows_per_step: int
-    seq_len: int
-
-    def __post_init__(self) -> None:
-        # Refuses a bad seed, length or batch before the first step.
-        self.window_ids(0)
-
-    @property
-    def num_windows(self) -> int:
-        """Windows of one epoch."""
-        return self.split.num_windows(self.seq_len)
-
-    def window_ids(self, step: int) -> WindowIds:
-        """The windows of a step, `[windows_per_step]`."""
-        return window_ids(self.data_seed, step, self.windows_per_step, self.num_windows)
-
-    def batch(
-        self,
-        step: int,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        micro_step: int = 0,
-        num_micro_steps: int = 1,
-    ) -> Batch:
-        """Inputs and targets `[W, T]` of one rank in one micro step of a step."""
-        ids = share(
-            self.window_ids(step),
-            rank=rank,
-            world_size=world_size,
-            micro_step=micro_step,
-            num_micro_steps=num_micro_steps,
-        )
-        return self.split.batch(ids, self.seq_len)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EvaluationSet:
-    """The windows that judge every trial; independent of all seeds.
-
-    Attributes:
-        split: what is read.
-        seq_len: T, tokens of a window.
-        window_ids: `[W]`, ascending.
-        eval_id: id of the set: of the data, the length and the windows; 16 hex digits.
-    """
-
-    split: Split
-    seq_len: int
-    window_ids: WindowIds
-    eval_id: str
-
-    def batches(self, windows_per_batch: int) -> Iterator[Batch]:
-        """Inputs and targets of all windows in order; the last batch may be smaller.
-
-        Raises:
-            ValueError: `windows_per_batch` is below 1.
-        """
-        if windows_per_batch < 1:
-            raise ValueError(f"{windows_per_batch=} must be at least 1")
-        for first in range(0, len(self.window_ids), windows_per_batch):
-            ids = self.window_ids[first : first + windows_per_batch]
-            yield self.split.batch(ids, self.seq_len)
-
-
-def evaluation_set(dataset: Dataset, seq_len: int, count: int | None = None) -> EvaluationSet:
-    """`count` validation windows, spread evenly; every one for None.
-
-    Raises:
-        ValueError: a window longer than the validation part, or more windows than it has.
-    """
-    ids = evaluation_windows(dataset.val.num_windows(seq_len), count)
-    eval_id = digest([dataset.data_id, dataset.val.name, seq_len, ids.tolist()])[:16]
-    return EvaluationSet(split=dataset.val, seq_len=seq_len, window_ids=ids, eval_id=eval_id)
-
-
 def open_dataset(folder: Path) -> Dataset:
     """Open a prepared folder; sizes, headers and ids are checked, contents are not hashed.
 
@@ -307,84 +217,3 @@ def _open_token_bytes(folder: Path, vocab_size: int) -> NDArray[np.uint32]:
         )
     counts.flags.writeable = False
     return np.asarray(counts)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verification:
-    """What hashing a prepared folder found.
-
-    Attributes:
-        folder: what was hashed.
-        data_id: its id.
-        num_files: files that were looked at.
-        num_bytes: their bytes, as the manifest has them.
-        problems: one sentence for each file that is not what was written; empty if all are.
-    """
-
-    folder: Path
-    data_id: str
-    num_files: int
-    num_bytes: int
-    problems: tuple[str, ...]
-
-
-def verify(folder: Path) -> Verification:
-    """Hash every file of a prepared folder against its manifest.
-
-    Raises:
-        ValueError: no manifest, or an altered one.
-    """
-    folder = Path(folder).absolute()
-    manifest = read_manifest(folder)
-    records = [*shard_records(manifest, "train"), *shard_records(manifest, "val")]
-    problems = [problem for record in records for problem in damage(folder, record)]
-    hashed = manifest["content"]["files"]
-    for name, sha256 in hashed.items():
-        path = folder / name
-        if not path.is_file():
-            problems.append(f"{path} is missing")
-        elif hash_file(path) != sha256:
-            problems.append(f"{path} has been altered: its sha256 is not the manifest's")
-    return Verification(
-        folder=folder,
-        data_id=manifest["data_id"],
-        num_files=2 * len(records) + len(hashed),
-        num_bytes=sum(record.bytes + record.index_bytes for record in records),
-        problems=tuple(problems),
-    )
-
-
-def info(folder: Path, seq_len: int | None = None) -> dict[str, Any]:
-    """What there is to know of a prepared folder, as plain values.
-
-    Args:
-        folder: the prepared folder.
-        seq_len: adds `windows` and `dropped_tokens` of windows of this length to each split.
-
-    Raises:
-        ValueError: what `open_dataset` raises, or a split shorter than a window.
-    """
-    dataset = open_dataset(folder)
-    content = dataset.manifest["content"]
-    splits: dict[str, dict[str, Any]] = {}
-    for split in (dataset.train, dataset.val):
-        splits[split.name] = {
-            "documents": split.num_documents,
-            "tokens": split.num_tokens,
-            "text_bytes": split.text_bytes,
-            "bytes_per_token": split.text_bytes / split.num_tokens,
-            "shards": len(split.shards),
-        }
-        if seq_len is not None:
-            splits[split.name]["windows"] = split.num_windows(seq_len)
-            splits[split.name]["dropped_tokens"] = split.dropped_tokens(seq_len)
-    return {
-        "folder": str(dataset.folder),
-        "data_id": dataset.data_id,
-        "name": dataset.manifest["made"]["settings"]["name"],
-        "tokenizer": content["tokenizer"],
-        "settings": content["settings"],
-        "sources": content["sources"],
-        "unigram_loss_nats": dataset.unigram_loss_nats,
-        "splits": splits,
-    }

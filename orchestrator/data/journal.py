@@ -21,10 +21,14 @@ class Journal:
         self.entries: list[dict[str, Any]] = []
         whole = 0
         for line in stream.readlines():
-            # A line without its end was being written when the process died.
-            if not line.endswith(b"\n"):
+            try:
+                entry = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                entry = None
+            if entry is None:
+                # It was being written when the process died or the power went.
                 break
-            self.entries.append(json.loads(line))
+            self.entries.append(entry)
             whole += len(line)
         stream.truncate(whole)
         stream.seek(whole)
@@ -51,7 +55,10 @@ class Journal:
 
 @contextlib.contextmanager
 def exclusive_journal(path: Path, on_wait: Callable[[], None]) -> Iterator[Journal]:
-    """The journal at `path`, for this process alone; removed when the block ends without an error.
+    """The journal at `path`, for this process alone.
+
+    It is removed when the block is done, also when the block refuses its input by a `ValueError`;
+    any other error is an interruption, and leaves it for the next run.
 
     Args:
         path: made if it is missing; on a file system that supports `flock`.
@@ -70,7 +77,11 @@ def exclusive_journal(path: Path, on_wait: Callable[[], None]) -> Iterator[Journ
         stream.close()
     with stream:
         stream.seek(0)
-        yield Journal(stream)
+        try:
+            yield Journal(stream)
+        except ValueError:
+            path.unlink()
+            raise
         path.unlink()
 
 

@@ -156,18 +156,24 @@ def _fits(config: DataConfig, folder: Path) -> bool:
     if manifest["made"]["settings"] != settings(config):
         return False
     path = config.tokenizer_path
-    is_at_hand = path is not None and path.is_file()
-    if is_at_hand and hash_file(path) != manifest["content"]["tokenizer"]["sha256"]:
-        return False
+    if path is not None and path.is_file():
+        tokenizer_hash = manifest["content"]["tokenizer"]["sha256"]
+        if hash_file(path) != tokenizer_hash:
+            return False
     try:
         files = list_sources(config)
     except MissingSourceError:
         names = [Path(pattern).name for pattern in config.sources]
         return names == [Path(pattern).name for pattern in manifest["made"]["sources"]]
     recorded = manifest["content"]["sources"]
-    return [(file.name, file.num_bytes) for file in files] == [
-        (source["name"], source["bytes"]) for source in recorded
-    ]
+    if len(recorded) != len(files):
+        return False
+    return all(
+        file.name == source["name"]
+        and file.num_bytes == source["bytes"]
+        and (file.embedded is None or file.embedded.sha256 == source["sha256"])
+        for file, source in zip(files, recorded, strict=True)
+    )
 
 
 def _hashes(folder: Path) -> list[str]:

@@ -96,7 +96,8 @@ def share(
             f"{len(ids)} windows of a step do not divide evenly over {world_size=} and "
             f"{num_micro_steps=}"
         )
-    return ids.reshape(num_micro_steps, world_size, -1)[micro_step, rank]
+    part: WindowIds = ids.reshape(num_micro_steps, world_size, -1)[micro_step, rank]
+    return part
 
 
 def evaluation_windows(num_windows: int, count: int | None = None) -> WindowIds:

@@ -13,6 +13,7 @@ import io
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from orchestrator.data.contents import describe, unigram_loss_nats
 from orchestrator.data.corpus import DataConfig, SourceFile, list_sources
-from orchestrator.data.dataset import TOKEN_BYTES_FILE, verify
+from orchestrator.data.dataset import TOKEN_BYTES_FILE
 from orchestrator.data.encoding import SPLITS, Corpus, ShardEncoder
+from orchestrator.data.inspection import verify
 from orchestrator.data.journal import Journal, exclusive_journal
 from orchestrator.data.manifest import (
     FORMAT_VERSION,
@@ -37,12 +40,9 @@ from orchestrator.data.manifest import (
 )
 from orchestrator.data.shards import (
     SHARD_TOKENS,
-    TOKEN_DTYPES,
     ShardRecord,
     damage,
-    open_shard,
     sync_folder,
-    token_version,
     write_file,
 )
 from orchestrator.data.sources import check_embedded
@@ -55,9 +55,6 @@ from orchestrator.data.tokenize import (
 )
 
 TOKENIZER_FILE = "tokenizer.json"
-
-COUNT_CHUNK_TOKENS = 10_000_000
-"""Tokens counted at once; a whole shard would be widened to 800 MB of int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +105,8 @@ class _Job:
         own = f"tokenizers {tokenizers.__version__}"
         tokenizer = [own] if self.given is None else [self.given.library, self.given.sha256]
         names = [file.name for file in self.files]
-        return digest(
-            [
-                FORMAT_VERSION,
-                settings(self.config),
-                names,
-                self.hashes,
-                tokenizer,
-                self.shard_tokens,
-            ]
-        )
+        described = [FORMAT_VERSION, settings(self.config), names, self.hashes, tokenizer]
+        return digest([*described, self.shard_tokens])
 
 
 def prepare(
@@ -147,8 +136,7 @@ def prepare(
     """
     if not 1 <= shard_tokens < 2**31:
         raise ValueError(f"{shard_tokens=} must be between 1 and 2**31 - 1, as a header counts it")
-    parent = Path(root).absolute() / "data"
-    parent.mkdir(parents=True, exist_ok=True)
+    root = Path(root).absolute()
     report(Progress("hash"))
     files = list_sources(config)
     for file in files:
@@ -162,25 +150,44 @@ def prepare(
         command=command,
         report=report,
     )
+    # Before the lock, so that a prepared set is found under a root that cannot be written.
+    if found := _find_whole(job, root):
+        return found
     stem = f"{config.name}-{job.build_id[:8]}"
-    with exclusive_journal(parent / f"{stem}.journal", lambda: report(Progress("wait"))) as journal:
-        found = locate_exact(config, parent.parent, job.hashes)
-        if found is not None:
-            checked = verify(found)
-            if not checked.problems:
-                return Prepared(folder=found, data_id=checked.data_id, is_new=False)
-        partial = parent / f"{stem}.partial"
-        _recover(partial, journal, job.command, resume=resume)
-        return _build(job, partial, journal)
+    parent = root / "data"
+    parent.mkdir(parents=True, exist_ok=True)
+    on_wait = partial(report, Progress("wait"))
+    with exclusive_journal(parent / f"{stem}.journal", on_wait) as journal:
+        if found := _find_whole(job, root):
+            return found
+        folder = parent / f"{stem}.partial"
+        _recover(folder, journal, job.command, resume=resume)
+        try:
+            return _build(job, folder, journal)
+        except ValueError:
+            # Refused input: once it is mended, its hash is another and nothing here would serve.
+            shutil.rmtree(folder)
+            raise
 
 
-def _recover(partial: Path, journal: Journal, command: str | None, *, resume: bool) -> None:
+def _find_whole(job: _Job, root: Path) -> Prepared | None:
+    """The set as prepared before, if every hash still holds."""
+    folder = locate_exact(job.config, root, job.hashes)
+    if folder is None:
+        return None
+    checked = verify(folder)
+    if checked.problems:
+        return None
+    return Prepared(folder=folder, data_id=checked.data_id, is_new=False)
+
+
+def _recover(folder: Path, journal: Journal, command: str | None, *, resume: bool) -> None:
     """Bring folder and journal to what both agree is whole, and remove the rest."""
-    partial.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     entries = journal.entries if resume else []
     if not entries:
         entries = [{"step": "start", "command": command}]
-    kept = _whole_entries(partial, entries)
+    kept = _whole_entries(folder, entries)
     journal.replace(kept)
     names = set()
     for entry in kept:
@@ -189,34 +196,34 @@ def _recover(partial: Path, journal: Journal, command: str | None, *, resume: bo
         elif entry["step"] == "shard":
             record = ShardRecord(**entry["record"])
             names |= {record.file, record.index_file}
-    for path in partial.iterdir():
+    for path in folder.iterdir():
         if path.name not in names:
             path.unlink()
 
 
-def _whole_entries(partial: Path, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _whole_entries(folder: Path, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The steps whose files are what was written; of each split's shards, those up to a gap."""
     kept = []
     broken = set()
     for entry in entries:
         if entry["step"] == "tokenizer":
-            path = partial / TOKENIZER_FILE
+            path = folder / TOKENIZER_FILE
             if not path.is_file() or hash_file(path) != entry["sha256"]:
                 # Every shard was written with it.
                 return entries[:1]
         if entry["step"] == "shard":
             record = ShardRecord(**entry["record"])
-            if entry["split"] in broken or damage(partial, record):
+            if entry["split"] in broken or damage(folder, record):
                 broken.add(entry["split"])
                 continue
         kept.append(entry)
     return kept
 
 
-def _build(job: _Job, partial: Path, journal: Journal) -> Prepared:
+def _build(job: _Job, folder: Path, journal: Journal) -> Prepared:
     job.report(Progress("count"))
     corpus = Corpus.open(job.config, job.files)
-    tokenizer = job.given or _trained_tokenizer(job, corpus, partial, journal)
+    tokenizer = job.given or _trained_tokenizer(job, corpus, folder, journal)
     records: dict[str, list[ShardRecord]] = {split: [] for split in SPLITS}
     for entry in journal.entries:
         if entry["step"] == "shard":
@@ -224,7 +231,7 @@ def _build(job: _Job, partial: Path, journal: Journal) -> Prepared:
     encoder = ShardEncoder(
         corpus=corpus,
         tokenizer=tokenizer,
-        folder=partial,
+        folder=folder,
         records=records,
         shard_tokens=job.shard_tokens,
         on_shard=lambda split, record: journal.append(
@@ -234,10 +241,12 @@ def _build(job: _Job, partial: Path, journal: Journal) -> Prepared:
     )
     documents = encoder.run()
     job.report(Progress("finish"))
-    write_file(partial / TOKEN_BYTES_FILE, _npy(tokenizer.token_bytes))
+    write_file(folder / TOKEN_BYTES_FILE, _npy(tokenizer.token_bytes))
+    own_files = [TOKEN_BYTES_FILE] + ([TOKENIZER_FILE] if job.given is None else [])
+    hashed = {name: hash_file(folder / name) for name in own_files}
     text = manifest_text(
-        _content(job, tokenizer, partial, records, documents),
-        {"unigram_loss_nats": unigram_loss_nats(partial, records, tokenizer.vocab_size)},
+        describe(job.config, job.files, job.hashes, documents, tokenizer, records, hashed),
+        {"unigram_loss_nats": unigram_loss_nats(folder, records, tokenizer.vocab_size)},
         {
             "settings": settings(job.config),
             "sources": job.config.sources,
@@ -246,12 +255,12 @@ def _build(job: _Job, partial: Path, journal: Journal) -> Prepared:
             "command": journal.entries[0]["command"],
         },
     )
-    write_file(partial / MANIFEST, text.encode())
-    return _publish(job, partial)
+    write_file(folder / MANIFEST, text.encode())
+    return _publish(job, folder)
 
 
-def _trained_tokenizer(job: _Job, corpus: Corpus, partial: Path, journal: Journal) -> Tokenizer:
-    path = partial / TOKENIZER_FILE
+def _trained_tokenizer(job: _Job, corpus: Corpus, folder: Path, journal: Journal) -> Tokenizer:
+    path = folder / TOKENIZER_FILE
     if not path.is_file():
         job.report(Progress("tokenizer"))
         texts = first_bytes(corpus.training_texts(), job.config.tokenizer_bytes)
@@ -260,96 +269,38 @@ def _trained_tokenizer(job: _Job, corpus: Corpus, partial: Path, journal: Journa
     return own_tokenizer(path.read_text(encoding="utf-8"), job.config)
 
 
-def _content(
-    job: _Job,
-    tokenizer: Tokenizer,
-    partial: Path,
-    records: dict[str, list[ShardRecord]],
-    documents: list[int],
-) -> dict[str, Any]:
-    """What the data are, without paths, times and versions: `data_id` is its digest."""
-    described = settings(job.config)
-    # The same tokens under another folder name are the same data.
-    del described["name"]
-    files = [TOKEN_BYTES_FILE] + ([TOKENIZER_FILE] if job.given is None else [])
-    return {
-        "format_version": FORMAT_VERSION,
-        "settings": described,
-        "deduplication": "none",
-        "tokenizer": {
-            "kind": tokenizer.kind,
-            "sha256": tokenizer.sha256,
-            "vocab_size": tokenizer.vocab_size,
-            "start_id": tokenizer.start_id,
-            "end_id": tokenizer.end_id,
-            "prefix_bytes": tokenizer.prefix_bytes,
-            "encode_special_tokens": True,
-        },
-        "token_type": TOKEN_DTYPES[token_version(tokenizer.vocab_size)].name,
-        "splits": {split: _described_split(records[split]) for split in SPLITS},
-        "files": {name: hash_file(partial / name) for name in files},
-        "sources": [
-            _described_source(job, number, count) for number, count in enumerate(documents)
-        ],
-    }
-
-
-def _described_split(records: list[ShardRecord]) -> dict[str, Any]:
-    return {
-        "documents": sum(record.documents for record in records),
-        "tokens": sum(record.tokens for record in records),
-        "text_bytes": sum(record.text_bytes for record in records),
-        "token_bytes": sum(record.token_bytes for record in records),
-        "shards": [record.as_dict() for record in records],
-    }
-
-
-def _described_source(job: _Job, number: int, documents: int) -> dict[str, Any]:
-    file = job.files[number]
-    embedded = file.embedded
-    return {
-        "name": file.name,
-        "version": None if embedded is None else embedded.version,
-        "licence": job.config.licence if embedded is None else embedded.licence,
-        "sha256": job.hashes[number],
-        "bytes": file.num_bytes,
-        "documents": documents,
-    }
-
-
-def unigram_loss_nats(
-    folder: Path, records: dict[str, list[ShardRecord]], vocab_size: int
-) -> float:
-    """Cross-entropy of validation tokens under training frequencies, each count raised by 0.5."""
-    counts = {split: np.zeros(vocab_size, np.int64) for split in SPLITS}
-    for split in SPLITS:
-        for record in records[split]:
-            tokens = open_shard(folder, record, vocab_size)
-            for first in range(0, len(tokens), COUNT_CHUNK_TOKENS):
-                part = tokens[first : first + COUNT_CHUNK_TOKENS]
-                counts[split] += np.bincount(part, minlength=vocab_size)
-    train = counts["train"] + 0.5
-    log_probability = np.log(train / train.sum())
-    return float(-(counts["val"] @ log_probability) / counts["val"].sum())
-
-
 def _npy(values: NDArray[np.uint32]) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, values, allow_pickle=False)
     return buffer.getvalue()
 
 
-def _publish(job: _Job, partial: Path) -> Prepared:
+def _publish(job: _Job, finished: Path) -> Prepared:
     """Give the finished folder its name; a damaged folder of the same id makes room."""
-    sync_folder(partial)
-    data_id = read_manifest(partial)["data_id"]
-    folder = partial.parent / folder_name(job.config, data_id)
+    sync_folder(finished)
+    data_id = read_manifest(finished)["data_id"]
+    folder = finished.parent / folder_name(job.config, data_id)
+    damaged = finished.with_suffix(".damaged")
     if folder.exists():
-        damaged = partial.with_suffix(".damaged")
+        _require_same_data(folder, data_id)
+        if damaged.exists():
+            shutil.rmtree(damaged)
         folder.rename(damaged)
-        partial.rename(folder)
+    finished.rename(folder)
+    if damaged.exists():
         shutil.rmtree(damaged)
-    else:
-        partial.rename(folder)
-    sync_folder(partial.parent)
+    sync_folder(folder.parent)
     return Prepared(folder=folder, data_id=data_id, is_new=True)
+
+
+def _require_same_data(folder: Path, data_id: str) -> None:
+    """Refuse to replace a readable folder of other data, whose id merely begins alike."""
+    try:
+        found = read_manifest(folder)["data_id"]
+    except ValueError:
+        return
+    if found != data_id:
+        raise ValueError(
+            f"{folder} holds other data (data_id={found}) and stands where data_id={data_id} "
+            "belongs; move it away"
+        )
