@@ -1,1 +1,1 @@
-"""Parameters and projections: tokens in, logits out. Knows `kernels` and torch, nothing of sweeps."""
+"""Parameters and projections: tokens in, logits out. Knows `kernels` and torch, no sweeps."""

@@ -7,6 +7,13 @@ thousands of cells without the seconds that importing torch costs.
 from dataclasses import dataclass, field
 
 STACKS = ("pure", "hybrid")
+IMPLEMENTATIONS = ("auto", "reference", "chunked", "triton")
+DT_INITS = ("loguniform", "ones")
+GATED_DELTANET2_VARIANTS = ("full", "lowrank")
+
+# What the recurrences of `kernels` serve; checked here so that a plan refuses before a trial does.
+MAX_KEY_DIM = 256
+MAX_VALUE_DIM = 512
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,6 +71,109 @@ class MixerConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class LinearConfig(MixerConfig):
+    """Additive memory with ELU + 1 features and a running normaliser.
+
+    Attributes:
+        unused_beta: keep one dead projection row per value head, as the published code does to
+            give the additive rule the parameter count of DeltaNet.
+    """
+
+    name: str = "linear"
+    unused_beta: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class LinearUnnormalizedConfig(LinearConfig):
+    """Additive memory over L2-normalised keys, read without a normaliser."""
+
+    name: str = "linear_unnormalized"
+
+
+@dataclass(kw_only=True, slots=True)
+class DeltaNetConfig(MixerConfig):
+    """The delta rule without decay.
+
+    Attributes:
+        negative_eigenvalues: double the write strength to (0, 2), so that the state's transition
+            can have negative eigenvalues.
+    """
+
+    name: str = "deltanet"
+    negative_eigenvalues: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class DecayConfig(MixerConfig):
+    """Options shared by every rule whose decay is learned from the input.
+
+    Attributes:
+        dt_init: how `dt_bias` starts: `loguniform`, the inverse softplus of step sizes drawn
+            log-uniformly from [1e-3, 0.1], or `ones`, which starts almost memoryless.
+        negative_eigenvalues: double the write strength (the erase gate where the two differ).
+    """
+
+    dt_init: str = "loguniform"
+    negative_eigenvalues: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dt_init not in DT_INITS:
+            raise ValueError(
+                f"model.mixer.dt_init={self.dt_init!r} must be one of {', '.join(DT_INITS)}"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class GatedDeltaNetConfig(DecayConfig):
+    """The delta rule with one decay per value head."""
+
+    name: str = "gated_deltanet"
+
+
+@dataclass(kw_only=True, slots=True)
+class KimiDeltaConfig(DecayConfig):
+    """The delta rule with one decay per key channel of every value head."""
+
+    name: str = "kimi_delta"
+
+
+@dataclass(kw_only=True, slots=True)
+class GatedDeltaNet2Config(DecayConfig):
+    """The delta rule with decay and erase gate per key channel and write gate per value channel.
+
+    Attributes:
+        variant: `full`, every gate a full-rank projection, or `lowrank`, decay and output gate
+            through a bottleneck of one head's value dimension.
+    """
+
+    name: str = "gated_deltanet2"
+    variant: str = "full"
+
+    def __post_init__(self) -> None:
+        # A slots dataclass is a new class, which leaves the zero-argument super() of its body
+        # without its cell.
+        DecayConfig.__post_init__(self)
+        if self.variant not in GATED_DELTANET2_VARIANTS:
+            raise ValueError(
+                f"model.mixer.variant={self.variant!r} must be one of "
+                f"{', '.join(GATED_DELTANET2_VARIANTS)}"
+            )
+
+
+MIXER_CONFIGS: dict[str, type[MixerConfig]] = {
+    # The options of softmax layers stand in `model.softmax`, since hybrids have such layers too.
+    "softmax": MixerConfig,
+    "linear": LinearConfig,
+    "linear_unnormalized": LinearUnnormalizedConfig,
+    "deltanet": DeltaNetConfig,
+    "gated_deltanet": GatedDeltaNetConfig,
+    "kimi_delta": KimiDeltaConfig,
+    "gated_deltanet2": GatedDeltaNet2Config,
+}
+"""Every mixer's options by its name; `models.mixers.MIXERS` adds the module classes."""
+
+
+@dataclass(kw_only=True, slots=True)
 class SoftmaxConfig:
     """Options of a softmax layer.
 
@@ -77,6 +187,10 @@ class SoftmaxConfig:
     output_gate: bool = False
     qk_norm: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.rope_base > 1:
+            raise ValueError(f"model.softmax.rope_base={self.rope_base} must be greater than 1")
+
 
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
@@ -85,9 +199,11 @@ class ModelConfig:
     Attributes:
         mixer: the memory rule of the layers that are not softmax.
         stack: `pure`, every layer of one kind, or `hybrid`, softmax layers between linear ones.
-        softmax_every: in a hybrid, layer i is softmax where (i + 1) is a multiple of this.
+        softmax_every: in a hybrid, layer i is softmax where (i + 1) is a multiple of this; not
+            read in a pure stack.
         softmax_layers: in a hybrid, the 0-based softmax layers, instead of `softmax_every`.
-        softmax: options of every softmax layer, in pure and hybrid stacks alike.
+        softmax: options of every softmax layer, in pure and hybrid stacks alike; may be null in
+            a stack that has none.
         num_layers: L.
         d_model: D.
         ffn_dim: hidden width of the SwiGLU MLP.
@@ -108,9 +224,100 @@ class ModelConfig:
     heads: HeadLayout = field(default_factory=HeadLayout)
     impl: str = "auto"
 
+    def __post_init__(self) -> None:
+        _check_mixer(self.mixer)
+        for name in ("num_layers", "d_model", "ffn_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name}={getattr(self, name)} must be at least 1")
+        if not self.norm_eps > 0:
+            raise ValueError(f"model.norm_eps={self.norm_eps} must be positive")
+        if self.impl not in IMPLEMENTATIONS:
+            raise ValueError(
+                f"model.impl={self.impl!r} must be one of {', '.join(IMPLEMENTATIONS)}"
+            )
+        _check_stack(self)
+        if self.mixer.name != "softmax":
+            _check_linear_heads(self.heads)
+        if self.softmax is None and "softmax" in self.layer_mixers():
+            raise ValueError(
+                "model.softmax=null leaves the softmax layers of this stack without options; "
+                "give a SoftmaxConfig"
+            )
 
-MIXER_CONFIGS: dict[str, type[MixerConfig]] = {
-    # The options of softmax layers stand in `model.softmax`, since hybrids have such layers too.
-    "softmax": MixerConfig,
-}
-"""Every mixer's options by its name; `models.mixers.MIXERS` adds the module classes."""
+    def layer_mixers(self) -> tuple[str, ...]:
+        """The mixer's name in each layer, from the first to the last."""
+        return tuple(
+            "softmax" if index in self.softmax_indices() else self.mixer.name
+            for index in range(self.num_layers)
+        )
+
+    def softmax_indices(self) -> tuple[int, ...]:
+        """The 0-based softmax layers, ascending."""
+        if self.stack == "pure":
+            return tuple(range(self.num_layers)) if self.mixer.name == "softmax" else ()
+        if self.softmax_layers is not None:
+            return tuple(sorted(self.softmax_layers))
+        every = self.softmax_every
+        return tuple(i for i in range(self.num_layers) if every and (i + 1) % every == 0)
+
+
+def _check_mixer(mixer: MixerConfig) -> None:
+    expected = MIXER_CONFIGS.get(mixer.name)
+    if expected is None:
+        raise ValueError(
+            f"model.mixer.name={mixer.name!r} must be one of {', '.join(sorted(MIXER_CONFIGS))}"
+        )
+    if type(mixer) is not expected:
+        raise ValueError(
+            f"model.mixer.name={mixer.name!r} needs options of type {expected.__name__}, "
+            f"got {type(mixer).__name__}"
+        )
+
+
+def _check_stack(config: ModelConfig) -> None:
+    if config.stack not in STACKS:
+        raise ValueError(f"model.stack={config.stack!r} must be one of {', '.join(STACKS)}")
+    if config.stack == "pure":
+        return
+    if config.mixer.name == "softmax":
+        raise ValueError(
+            "model.stack='hybrid' with model.mixer.name='softmax' mixes softmax with itself; "
+            "use model.stack='pure'"
+        )
+    if config.softmax_layers is not None:
+        _check_softmax_layers(config.softmax_layers, config.num_layers)
+    elif config.softmax_every is None or not 2 <= config.softmax_every <= config.num_layers:
+        raise ValueError(
+            f"model.softmax_every={config.softmax_every} must lie between 2 and "
+            f"model.num_layers={config.num_layers}, so that a hybrid has softmax layers and others"
+        )
+
+
+def _check_softmax_layers(layers: list[int], num_layers: int) -> None:
+    if not layers:
+        raise ValueError(
+            "model.softmax_layers=[] leaves a hybrid without a softmax layer; name at least one "
+            "or use model.stack='pure'"
+        )
+    outside = [index for index in layers if not 0 <= index < num_layers]
+    if outside:
+        raise ValueError(
+            f"model.softmax_layers={layers} has {outside[0]}, outside 0 to {num_layers - 1} of "
+            f"model.num_layers={num_layers}"
+        )
+    if len(set(layers)) < len(layers):
+        raise ValueError(f"model.softmax_layers={layers} names a layer twice; name each once")
+    if len(layers) == num_layers:
+        raise ValueError(
+            f"model.softmax_layers={layers} leaves no other layer in a hybrid; use "
+            "model.mixer.name='softmax' with model.stack='pure'"
+        )
+
+
+def _check_linear_heads(heads: HeadLayout) -> None:
+    for name, largest in (("key_dim", MAX_KEY_DIM), ("value_dim", MAX_VALUE_DIM)):
+        if getattr(heads, name) > largest:
+            raise ValueError(
+                f"model.heads.{name}={getattr(heads, name)} must be at most {largest}, the largest "
+                "that the recurrences serve"
+            )

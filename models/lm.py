@@ -1,1 +1,165 @@
-"""The language model: embedding, then norm, mixer, norm and MLP for each layer, then norm and head."""
+"""The language model: embedding; norm, mixer, norm, MLP in each layer; norm and head."""
+
+import hashlib
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from kernels.cross_entropy import linear_cross_entropy
+from models.configs import ModelConfig
+from models.layers import Embedding, Projection, RMSNorm
+from models.mixer import Layer, MixerState, ParameterInfo, collect_parameter_info
+from models.stack import build_blocks
+
+ModelState = list[MixerState]
+"""What a model remembers between two tokens: the state of each layer's mixer."""
+
+
+class LanguageModel(nn.Module):
+    """A causal language model over tokens 0 to `vocab_size` − 1; embedding and head are untied.
+
+    Parameters are NaN until `initialize` has run; `build_model` does both.
+
+    Args:
+        config: the model's shape.
+        vocab_size: number of tokens, from the data.
+
+    Raises:
+        ValueError: `vocab_size` is less than 1.
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        if vocab_size < 1:
+            raise ValueError(f"{vocab_size=} must be at least 1")
+        self.config = config
+        self.vocab_size = vocab_size
+        self.embedding = Embedding(vocab_size, config.d_model)
+        self.blocks = nn.ModuleList(build_blocks(config))
+        self.final_norm = RMSNorm(config.d_model, config.norm_eps)
+        self.head = Projection(config.d_model, (("head", vocab_size),), role="head")
+
+    def initialize(self, generator: torch.Generator) -> None:
+        """Draws every parameter from a stream of its own, named after its module.
+
+        One number is taken from `generator`; each module's stream derives from it and from the
+        module's name. So cells of one seed share the values of embedding, head and every other
+        part of equal name and shape, whatever mixers stand between, and a difference between them
+        is a difference of mixers.
+
+        Args:
+            generator: on the CPU, so that the values don't depend on the device.
+        """
+        if generator.device.type != "cpu":
+            raise ValueError(f"generator lives on {generator.device}; initialisation needs the CPU")
+        base = int(torch.randint(2**62, (), generator=generator))
+        for name, module in self.named_modules():
+            if isinstance(module, Layer):
+                digest = hashlib.blake2b(f"{base}:{name}".encode(), digest_size=8).digest()
+                seed = int.from_bytes(digest, "little") >> 1
+                module.reset_parameters(torch.Generator().manual_seed(seed))
+
+    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T vocab"]:
+        """Logits of the next token at every position."""
+        return self.head(self.hidden(tokens))
+
+    def hidden(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """What the head reads: the normalised residual stream after the last layer."""
+        x = self._embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.final_norm(x)
+
+    def loss(self, inputs: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
+        """Mean cross-entropy in nats per token, float32."""
+        hidden = self.hidden(inputs).flatten(0, 1)
+        return linear_cross_entropy(hidden, self.head.weight, targets.flatten(), reduction="mean")
+
+    def token_losses(
+        self, inputs: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        """Cross-entropy of each target in nats, float32."""
+        hidden = self.hidden(inputs).flatten(0, 1)
+        losses = linear_cross_entropy(hidden, self.head.weight, targets.flatten(), reduction="none")
+        return losses.view(targets.shape)
+
+    def initial_state(self, batch_size: int, dtype: torch.dtype = torch.float32) -> ModelState:
+        """The empty memory of every layer, on the model's device.
+
+        Args:
+            batch_size: sequences, all of one length.
+            dtype: of keys, values and convolution inputs; that of the arithmetic (bfloat16 under
+                autocast). Recurrent memory is float32 always.
+        """
+        device = self.embedding.weight.device
+        return [block.mixer.initial_state(batch_size, device, dtype) for block in self.blocks]
+
+    def extend(
+        self, tokens: Int[Tensor, "B T"], state: ModelState
+    ) -> tuple[Float[Tensor, "B D"], ModelState]:
+        """Reads T more tokens at once: the logits after the last, and the memory.
+
+        Consumes `state`; keep a copy to return to it.
+        """
+        x = self._embed(tokens)
+        after = []
+        for block, memory in zip(self.blocks, state, strict=True):
+            x, memory = block.extend(x, memory)
+            after.append(memory)
+        return self.head(self.final_norm(x[:, -1])), after
+
+    def step(
+        self, tokens: Int[Tensor, " B"], state: ModelState
+    ) -> tuple[Float[Tensor, "B vocab"], ModelState]:
+        """Reads one more token: the logits after it, and the memory; consumes `state`."""
+        x = self._embed(tokens)
+        after = []
+        for block, memory in zip(self.blocks, state, strict=True):
+            x, memory = block.step(x, memory)
+            after.append(memory)
+        return self.head(self.final_norm(x)), after
+
+    def parameter_info(self) -> dict[str, ParameterInfo]:
+        """Role and blocks of every parameter, by the names of `named_parameters`."""
+        return collect_parameter_info(self)
+
+    @property
+    def kernel_impl(self) -> str:
+        """What serves the memory rule on the model's device; `sdpa` in a softmax stack."""
+        served = {block.mixer.kernel_impl for block in self.blocks}
+        return served.pop() if len(served) == 1 else (served - {"sdpa"}).pop()
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        # Under autocast the residual stream has the arithmetic's dtype, as in the published runs;
+        # otherwise the first addition would widen it to float32 and double its memory traffic.
+        device_type = x.device.type
+        if torch.is_autocast_enabled(device_type):
+            x = x.to(torch.get_autocast_dtype(device_type))
+        return x
+
+
+def build_model(
+    config: ModelConfig,
+    vocab_size: int,
+    generator: torch.Generator,
+    device: torch.device | str = "cpu",
+) -> LanguageModel:
+    """A model with initial values that depend on `generator` alone, moved to `device`.
+
+    Args:
+        config: the model's shape.
+        vocab_size: number of tokens.
+        generator: on the CPU; advanced by one draw.
+        device: where the model goes.
+
+    Raises:
+        ValueError: the generator is not on the CPU, or `config.impl` cannot serve on `device`.
+    """
+    model = LanguageModel(config, vocab_size)
+    model.initialize(generator)
+    model.to(device)
+    # Refuses an implementation that the device lacks here, rather than in the first step.
+    _ = model.kernel_impl
+    return model
