@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernels.norm import rms_norm, rms_norm_gated
+from kernels import rms_norm, rms_norm_gated
 from models.mixer import Layer, ParameterInfo, unset_parameter
 
 Blocks = tuple[tuple[str, int], ...]
@@ -33,6 +33,11 @@ DECAY_RATE_MIN, DECAY_RATE_MAX = 1.0, 16.0
 def residual_std(num_layers: int) -> float:
     """Standard deviation for matrices that write into the residual stream, twice per layer."""
     return INIT_STD / math.sqrt(2 * num_layers)
+
+
+def split_heads(x: Float[Tensor, "... R"], heads: int) -> Float[Tensor, "... H C"]:
+    """The last axis as heads and their channels, without a copy."""
+    return x.view(*x.shape[:-1], heads, -1)
 
 
 class Projection(Layer):
@@ -84,7 +89,7 @@ class Projection(Layer):
 
     def split(self, rows: Float[Tensor, "... R"]) -> tuple[Tensor, ...]:
         """The blocks of a fused output, in the order of `blocks`."""
-        return rows.split(self.rows, dim=-1)
+        return rows.split_with_sizes(self.rows, dim=-1)
 
 
 class RMSNorm(Layer):
@@ -137,7 +142,8 @@ class SwiGLU(nn.Module):
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         """The MLP's contribution to the residual stream."""
         gate, up = self.gate_up.split(self.gate_up(x))
-        return self.down(F.silu(gate) * up)
+        contribution: Tensor = self.down(F.silu(gate) * up)
+        return contribution
 
 
 class ShortConvolution(Layer):
@@ -208,7 +214,7 @@ class DecayGate(Layer):
         rate = self.a_log.exp()
         if self.channels is None:
             return -rate * step
-        return -rate[:, None] * step.unflatten(-1, (self.heads, self.channels))
+        return -rate[:, None] * split_heads(step, self.heads)
 
 
 class Embedding(Layer):

@@ -1,16 +1,17 @@
 """The language model: embedding; norm, mixer, norm, MLP in each layer; norm and head."""
 
 import hashlib
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from kernels.cross_entropy import linear_cross_entropy
+from kernels import linear_cross_entropy
 from models.configs import ModelConfig
 from models.layers import Embedding, Projection, RMSNorm
 from models.mixer import Layer, MixerState, ParameterInfo, collect_parameter_info
-from models.stack import build_blocks
+from models.stack import Block, build_blocks
 
 ModelState = list[MixerState]
 """What a model remembers between two tokens: the state of each layer's mixer."""
@@ -62,14 +63,16 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T vocab"]:
         """Logits of the next token at every position."""
-        return self.head(self.hidden(tokens))
+        logits: Tensor = self.head(self.hidden(tokens))
+        return logits
 
     def hidden(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """What the head reads: the normalised residual stream after the last layer."""
         x = self._embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.final_norm(x)
+        normed: Tensor = self.final_norm(x)
+        return normed
 
     def loss(self, inputs: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
         """Mean cross-entropy in nats per token, float32."""
@@ -93,7 +96,7 @@ class LanguageModel(nn.Module):
                 autocast). Recurrent memory is float32 always.
         """
         device = self.embedding.weight.device
-        return [block.mixer.initial_state(batch_size, device, dtype) for block in self.blocks]
+        return [block.mixer.initial_state(batch_size, device, dtype) for block in self._blocks()]
 
     def extend(
         self, tokens: Int[Tensor, "B T"], state: ModelState
@@ -104,7 +107,7 @@ class LanguageModel(nn.Module):
         """
         x = self._embed(tokens)
         after = []
-        for block, memory in zip(self.blocks, state, strict=True):
+        for block, memory in zip(self._blocks(), state, strict=True):
             x, memory = block.extend(x, memory)
             after.append(memory)
         return self.head(self.final_norm(x[:, -1])), after
@@ -115,7 +118,7 @@ class LanguageModel(nn.Module):
         """Reads one more token: the logits after it, and the memory; consumes `state`."""
         x = self._embed(tokens)
         after = []
-        for block, memory in zip(self.blocks, state, strict=True):
+        for block, memory in zip(self._blocks(), state, strict=True):
             x, memory = block.step(x, memory)
             after.append(memory)
         return self.head(self.final_norm(x)), after
@@ -127,11 +130,14 @@ class LanguageModel(nn.Module):
     @property
     def kernel_impl(self) -> str:
         """What serves the memory rule on the model's device; `sdpa` in a softmax stack."""
-        served = {block.mixer.kernel_impl for block in self.blocks}
+        served = {block.mixer.kernel_impl for block in self._blocks()}
         return served.pop() if len(served) == 1 else (served - {"sdpa"}).pop()
 
+    def _blocks(self) -> list[Block]:
+        return [cast(Block, block) for block in self.blocks]
+
     def _embed(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
+        x: Tensor = self.embedding(tokens)
         # Under autocast the residual stream has the arithmetic's dtype, as in the published runs;
         # otherwise the first addition would widen it to float32 and double its memory traffic.
         device_type = x.device.type

@@ -23,8 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.launch import resolve
-from kernels.short_conv import short_conv, short_conv_step
+from kernels import resolve, short_conv, short_conv_step
 from models.configs import ModelConfig
 from models.layers import (
     CONV_WIDTH,
@@ -33,6 +32,7 @@ from models.layers import (
     RMSNorm,
     ShortConvolution,
     residual_std,
+    split_heads,
 )
 from models.mixer import Mixer, MixerState
 
@@ -158,7 +158,9 @@ class RecurrentMixer(Mixer):
     ) -> MixerState:
         """Zeros: `memory` and `normalizer` of the rule, and the `window` of convolution inputs."""
         heads = self.heads
-        shapes = {"memory": (heads.value_heads, heads.key_dim, heads.value_dim)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "memory": (heads.value_heads, heads.key_dim, heads.value_dim)
+        }
         if self.has_normalizer:
             shapes["normalizer"] = (heads.value_heads, heads.key_dim)
         state = {
@@ -198,22 +200,22 @@ class RecurrentMixer(Mixer):
     def _project(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Channels of the convolution, and the gate blocks."""
         rows = self.in_proj.rows[3:]
-        qkv, *gate_rows = self.in_proj(x).split([self.conv_width, *rows], dim=-1)
+        qkv, *gate_rows = self.in_proj(x).split_with_sizes([self.conv_width, *rows], dim=-1)
         return qkv, tuple(gate_rows)
 
     def _split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         heads = self.heads
-        q, k, v = qkv.split([self.key_width, self.key_width, self.value_width], dim=-1)
-        key_shape = (heads.key_heads, heads.key_dim)
+        q, k, v = qkv.split_with_sizes([self.key_width, self.key_width, self.value_width], dim=-1)
         return (
-            q.unflatten(-1, key_shape),
-            k.unflatten(-1, key_shape),
-            v.unflatten(-1, (heads.value_heads, heads.value_dim)),
+            split_heads(q, heads.key_heads),
+            split_heads(k, heads.key_heads),
+            split_heads(v, heads.value_heads),
         )
 
     def _finish(self, out: Tensor, gate: Tensor | None) -> Tensor:
         if self.output_activation is None or gate is None:
-            normed = self.out_norm(out)
+            normed: Tensor = self.out_norm(out)
         else:
             normed = self.out_norm.gated(out, gate, self.output_activation)
-        return self.out_proj(normed.flatten(-2))
+        contribution: Tensor = self.out_proj(normed.flatten(-2))
+        return contribution

@@ -31,7 +31,8 @@ class Block(nn.Module):
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """The residual stream after this layer."""
         x = x + self.mixer(self.mixer_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + self.mlp(self.mlp_norm(x))
+        return x
 
     def extend(
         self, x: Float[Tensor, "B T D"], state: MixerState

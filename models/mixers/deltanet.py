@@ -17,8 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.decode import delta_rule_step
-from kernels.scalar_delta import delta_rule
+from kernels import delta_rule, delta_rule_step
 from models.configs import DeltaNetConfig, ModelConfig
 from models.mixer import MixerState
 from models.recurrent import Gates, RecurrentMixer, Remembered

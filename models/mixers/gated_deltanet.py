@@ -21,10 +21,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.decode import gated_delta_rule_step
-from kernels.scalar_delta import gated_delta_rule
+from kernels import gated_delta_rule, gated_delta_rule_step
 from models.configs import GatedDeltaNetConfig, ModelConfig
-from models.layers import DecayGate
+from models.layers import DecayGate, split_heads
 from models.mixer import MixerState
 from models.recurrent import Gates, RecurrentMixer, Remembered
 
@@ -62,7 +61,7 @@ class GatedDeltaNet(RecurrentMixer):
         z, beta, a = rows
         return Gates(
             rule=(self.decay(a), self.beta_scale * beta.sigmoid()),
-            output=z.unflatten(-1, (self.heads.value_heads, self.heads.value_dim)),
+            output=split_heads(z, self.heads.value_heads),
         )
 
     def remember(

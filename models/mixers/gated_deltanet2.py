@@ -22,10 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.channel_delta import gated_delta_rule_2
-from kernels.decode import gated_delta_rule_2_step
+from kernels import gated_delta_rule_2, gated_delta_rule_2_step
 from models.configs import GatedDeltaNet2Config, ModelConfig
-from models.layers import Blocks, DecayGate, Projection
+from models.layers import Blocks, DecayGate, Projection, split_heads
 from models.mixer import MixerState
 from models.recurrent import Gates, RecurrentMixer, Remembered
 
@@ -70,15 +69,14 @@ class GatedDeltaNet2(RecurrentMixer):
             decay, output = self.bottleneck.split(self.bottleneck(x))
             a, z = self.decay_up(decay), self.output_up(output)
         heads = self.heads
-        value_shape = (heads.value_heads, heads.value_dim)
         erase = self.erase_scale * erase.sigmoid()
         return Gates(
             rule=(
                 self._per_value_head(self.decay(a)),
-                self._per_value_head(erase.unflatten(-1, (heads.key_heads, heads.key_dim))),
-                write.sigmoid().unflatten(-1, value_shape),
+                self._per_value_head(split_heads(erase, heads.key_heads)),
+                split_heads(write.sigmoid(), heads.value_heads),
             ),
-            output=z.unflatten(-1, value_shape),
+            output=split_heads(z, heads.value_heads),
         )
 
     def remember(

@@ -20,10 +20,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.channel_delta import kimi_delta_rule
-from kernels.decode import kimi_delta_rule_step
+from kernels import kimi_delta_rule, kimi_delta_rule_step
 from models.configs import KimiDeltaConfig, ModelConfig
-from models.layers import DecayGate, Projection
+from models.layers import DecayGate, Projection, split_heads
 from models.mixer import MixerState
 from models.recurrent import Gates, RecurrentMixer, Remembered
 
@@ -60,10 +59,9 @@ class KimiDelta(RecurrentMixer):
         """Write strength from the fused projection, decay and output gate from the bottleneck."""
         (beta,) = rows
         decay, output = self.bottleneck.split(self.bottleneck(x))
-        heads = self.heads
         return Gates(
             rule=(self.decay(self.decay_up(decay)), self.beta_scale * beta.sigmoid()),
-            output=self.output_up(output).unflatten(-1, (heads.value_heads, heads.value_dim)),
+            output=split_heads(self.output_up(output), self.heads.value_heads),
         )
 
     def remember(

@@ -22,9 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.decode import linear_attention_step
-from kernels.linear_attention import linear_attention
-from kernels.norm import l2_norm
+from kernels import l2_norm, linear_attention, linear_attention_step
+from kernels.linear_attention import State
 from models.configs import LinearConfig, ModelConfig
 from models.layers import Blocks
 from models.mixer import MixerState
@@ -33,6 +32,13 @@ from models.recurrent import Gates, RecurrentMixer, Remembered
 
 def _gate_blocks(config: ModelConfig, options: LinearConfig) -> Blocks:
     return (("unused_beta", config.heads.value_heads),) if options.unused_beta else ()
+
+
+def _named(state: State) -> MixerState:
+    if isinstance(state, Tensor):
+        return {"memory": state}
+    memory, normalizer = state
+    return {"memory": memory, "normalizer": normalizer}
 
 
 @final
@@ -70,7 +76,7 @@ class Linear(RecurrentMixer):
     ) -> Remembered:
         """Normalised linear attention over a sequence."""
         initial = None if memory is None else (memory["memory"], memory["normalizer"])
-        out, (state, normalizer) = linear_attention(
+        out, state = linear_attention(
             q,
             k,
             v,
@@ -79,7 +85,7 @@ class Linear(RecurrentMixer):
             initial_state=initial,
             impl=self.impl,
         )
-        return Remembered(out, {"memory": state, "normalizer": normalizer})
+        return Remembered(out, _named(state))
 
     def remember_one(
         self,
@@ -90,7 +96,7 @@ class Linear(RecurrentMixer):
         memory: MixerState,
     ) -> Remembered:
         """Normalised linear attention for one token."""
-        out, (state, normalizer) = linear_attention_step(
+        out, state = linear_attention_step(
             q,
             k,
             v,
@@ -99,7 +105,7 @@ class Linear(RecurrentMixer):
             state=(memory["memory"], memory["normalizer"]),
             in_place=not torch.is_grad_enabled(),
         )
-        return Remembered(out, {"memory": state, "normalizer": normalizer})
+        return Remembered(out, _named(state))
 
     def rule_flops(self) -> int:
         """The write and the read of S and of z."""
@@ -145,7 +151,7 @@ class LinearUnnormalized(RecurrentMixer):
             initial_state=None if memory is None else memory["memory"],
             impl=self.impl,
         )
-        return Remembered(out, {"memory": state})
+        return Remembered(out, _named(state))
 
     def remember_one(
         self,
@@ -165,7 +171,7 @@ class LinearUnnormalized(RecurrentMixer):
             state=memory["memory"],
             in_place=not torch.is_grad_enabled(),
         )
-        return Remembered(out, {"memory": state})
+        return Remembered(out, _named(state))
 
     def rule_flops(self) -> int:
         """The write and the read."""

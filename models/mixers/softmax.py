@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.rope import rope, rope_tables
+from kernels import rope, rope_tables
 from models.configs import ModelConfig, SoftmaxConfig
 from models.layers import Projection, RMSNorm, residual_std
 from models.mixer import Mixer, MixerState
@@ -163,7 +163,8 @@ class Softmax(Mixer):
         return out.transpose(1, 2).flatten(-2)
 
     def _finish(self, out: Tensor, gate: Tensor | None) -> Tensor:
-        return self.out_proj(out if gate is None else out * gate.sigmoid())
+        contribution: Tensor = self.out_proj(out if gate is None else out * gate.sigmoid())
+        return contribution
 
 
 def _append(state: MixerState, k: Tensor, v: Tensor) -> MixerState:
