@@ -109,7 +109,7 @@ def scalar_delta_state_bwd_kernel(
         b_d_state = tl.load(start + i_state * K * V + o_kv, mask=m_kv, other=0.0)
     for i_reverse in tl.range(0, segment_end - i_s * segment, num_stages=STAGES):
         i_c = segment_end - 1 - i_reverse
-        i_row = i_first + i_c.to(tl.int64) * C
+        i_row = i_first + i_c * C
         m_c = o_c < num_tokens - i_c * C
         m_ck = m_c[:, None] & (o_k < K)[None, :]
         m_cv = m_c[:, None] & m_v[None, :]
@@ -211,7 +211,7 @@ def scalar_delta_token_bwd_kernel(
     if i_n >= num_sequences:
         return
     i_first, num_tokens = sequence_bounds(cu_seqlens, i_n, T, PACKED)
-    i_row = i_first + i_c.to(tl.int64) * C
+    i_row = i_first + i_c * C
     o_c = tl.arange(0, C)
     m_c = o_c < num_tokens - i_c * C
     o_gate = i_row * HV + i_h + o_c * HV

@@ -79,7 +79,7 @@ def scalar_delta_prepare_kernel(
     if i_n >= num_sequences:
         return
     i_first, num_tokens = sequence_bounds(cu_seqlens, i_n, T, PACKED)
-    i_row = i_first + i_c.to(tl.int64) * C
+    i_row = i_first + i_c * C
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     m_c = o_c < num_tokens - i_c * C
@@ -94,9 +94,9 @@ def scalar_delta_prepare_kernel(
     if NORMALIZE:
         b_q_rstd = tl.rsqrt(tl.sum(b_q.to(tl.float32) * b_q.to(tl.float32), 1) + 1e-6)
         b_k_rstd = tl.rsqrt(tl.sum(b_k.to(tl.float32) * b_k.to(tl.float32), 1) + 1e-6)
-        m_norm = m_c & (i_h % (HV // H) == 0)
-        tl.store(q_rstd + i_row * H + i_hk + o_c * H, b_q_rstd, mask=m_norm)
-        tl.store(k_rstd + i_row * H + i_hk + o_c * H, b_k_rstd, mask=m_norm)
+        if i_h % (HV // H) == 0:
+            tl.store(q_rstd + i_row * H + i_hk + o_c * H, b_q_rstd, mask=m_c)
+            tl.store(k_rstd + i_row * H + i_hk + o_c * H, b_k_rstd, mask=m_c)
 
     b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
     b_scores *= b_q_rstd[:, None] * b_k_rstd[None, :] * scale
@@ -180,14 +180,14 @@ def scalar_delta_segment_fwd_kernel(
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
+    # In a block of V every o_j is negative, in a block of K every o_v lies behind V.
     o_j = (i_v - BLOCKS_V) * BV + tl.arange(0, BV)
-    is_transition = i_v >= BLOCKS_V
-    m_v = (o_v < V) & (i_v < BLOCKS_V)
-    b_state = tl.where((o_k[:, None] == o_j[None, :]) & is_transition, 1.0, 0.0)
+    m_v = o_v < V
+    b_state = tl.where(o_k[:, None] == o_j[None, :], 1.0, 0.0)
     for i_c in tl.range(
         i_s * segment, tl.minimum(i_s * segment + segment, num_chunks), num_stages=STAGES
     ):
-        i_row = i_first + i_c.to(tl.int64) * C
+        i_row = i_first + i_c * C
         m_c = o_c < num_tokens - i_c * C
         m_ck = m_c[:, None] & (o_k < K)[None, :]
         m_cv = m_c[:, None] & m_v[None, :]
@@ -211,7 +211,7 @@ def scalar_delta_segment_fwd_kernel(
         b_written = (b_residual * b_write[:, None]).to(b_k.dtype)
         b_state = tl.dot(tl.trans(b_k), b_written, b_state, input_precision=PRECISION)
 
-    if is_transition:
+    if i_v >= BLOCKS_V:
         m_kj = (o_k < K)[:, None] & (o_j < K)[None, :]
         tl.store(transition + i_state * K * K + o_k[:, None] * K + o_j[None, :], b_state, mask=m_kj)
     else:
@@ -287,7 +287,7 @@ def scalar_delta_fwd_kernel(
     for i_c in tl.range(
         i_s * segment, tl.minimum(i_s * segment + segment, num_chunks), num_stages=STAGES
     ):
-        i_row = i_first + i_c.to(tl.int64) * C
+        i_row = i_first + i_c * C
         m_c = o_c < num_tokens - i_c * C
         m_ck = m_c[:, None] & (o_k < K)[None, :]
         m_cv = m_c[:, None] & m_v[None, :]
