@@ -5,7 +5,8 @@ values travel, to worker processes as a plain dict that survives JSON.
 """
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, get_type_hints
+from functools import cache
+from typing import Any, cast, get_type_hints
 
 from models.configs import MIXER_CONFIGS, ModelConfig
 from orchestrator.data.corpus import DataConfig
@@ -172,7 +173,7 @@ def trial_from_dict(values: dict[str, Any]) -> TrialConfig:
         ValueError: a value that the owning dataclass refuses, or an unknown mixer or optimizer.
         TypeError: a key that no dataclass has.
     """
-    return _build(TrialConfig, values)
+    return cast(TrialConfig, _build(TrialConfig, values))
 
 
 def trial_to_dict(config: TrialConfig) -> dict[str, Any]:
@@ -181,7 +182,7 @@ def trial_to_dict(config: TrialConfig) -> dict[str, Any]:
 
 
 def _build(cls: type[Any], values: dict[str, Any]) -> Any:
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         target = hints.get(name)
@@ -189,11 +190,16 @@ def _build(cls: type[Any], values: dict[str, Any]) -> Any:
             target = _registered("model.mixer", MIXER_CONFIGS, value["name"])
         elif name == "optimizer" and isinstance(value, dict):
             target = _registered("optimizer", OPTIMIZER_CONFIGS, value["name"])
-        nested = _dataclass_in(target)
+        nested = dataclass_in(target)
         arguments[name] = (
             _build(nested, value) if nested is not None and isinstance(value, dict) else value
         )
     return cls(**arguments)
+
+
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def _registered(path: str, registry: dict[str, Any], name: str) -> Any:
@@ -202,7 +208,7 @@ def _registered(path: str, registry: dict[str, Any], name: str) -> Any:
     return registry[name]
 
 
-def _dataclass_in(hint: Any) -> type[Any] | None:
+def dataclass_in(hint: Any) -> type[Any] | None:
     """The dataclass in `X` or `X | None`, if there is one."""
     for candidate in (hint, *getattr(hint, "__args__", ())):
         if isinstance(candidate, type) and is_dataclass(candidate):
@@ -296,6 +302,36 @@ class TrackingConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class RetriesConfig:
+    """Attempts after the first that one call grants a replicate, by how the last one failed.
+
+    `diverged` is a result and is never tried again.
+
+    Attributes:
+        oom_gpu: device memory ran out.
+        oom_host: host memory ran out, or the process was killed from outside.
+        preempted: the process was asked to end.
+        node: the machine was lost.
+        timeout: the attempt took too long.
+        user_bug: an exception in our or the user's code.
+        data: the token files could not be read.
+    """
+
+    oom_gpu: int = 1
+    oom_host: int = 1
+    preempted: int = 5
+    node: int = 5
+    timeout: int = 1
+    user_bug: int = 0
+    data: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 0:
+                raise ValueError(f"retries.{name}={getattr(self, name)} must not be negative")
+
+
+@dataclass(kw_only=True, slots=True)
 class SweepSpec:
     """One sweep file after overrides: a desired set of replicates and how to run them.
 
@@ -311,7 +347,7 @@ class SweepSpec:
         device: `auto`, `cpu` or `cuda`.
         precision: `auto` (bf16 on CUDA, fp32 on CPU), `fp32` or `bf16`.
         reuse_workers: false gives every trial a process of its own.
-        retries: failed attempts of a replicate before it counts as `failed` in one call.
+        retries: further attempts by failure class.
     """
 
     name: str = "???"
@@ -325,7 +361,7 @@ class SweepSpec:
     device: str = "auto"
     precision: str = "auto"
     reuse_workers: bool = True
-    retries: int = 1
+    retries: RetriesConfig = field(default_factory=RetriesConfig)
     lanes: Lanes = field(default_factory=Lanes)
     price: PriceConfig = field(default_factory=PriceConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -340,8 +376,6 @@ class SweepSpec:
             raise ValueError(f"device={self.device!r} must be one of auto, cpu, cuda")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision={self.precision!r} must be one of {', '.join(PRECISIONS)}")
-        if self.retries < 0:
-            raise ValueError(f"retries={self.retries} must not be negative")
 
 
 SPEC_KEYS = tuple(f.name for f in fields(SweepSpec))

@@ -1,0 +1,146 @@
+"""From axis assignments to resolved, matched cells: normalise, solve, name, compare."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from models.accounting import count_parameters, softmax_reference, solve_ffn_dim
+from models.configs import ModelConfig
+from orchestrator.axes import Assignment
+from orchestrator.config import SweepSpec, TrialConfig, trial_from_dict, trial_to_dict
+from orchestrator.errors import ConfigError
+from orchestrator.identity import arm_id, canonical_json, cell_id
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One resolved configuration of a sweep.
+
+    Attributes:
+        cell_id: its identity, seed and non-semantic keys aside.
+        arm_id: its identity without learning rates.
+        assignment: the axis values that led to it.
+        config: the dataclasses that a trial gets.
+        values: the same as a plain nested dict.
+    """
+
+    cell_id: str
+    arm_id: str
+    assignment: Assignment
+    config: TrialConfig
+    values: dict[str, Any]
+
+
+ComposeValues = Callable[[dict[str, Any]], dict[str, Any]]
+"""Flat `path: value` of one cell → its nested, typed values."""
+
+
+def resolve_cells(
+    spec: SweepSpec, assignments: list[Assignment], compose: ComposeValues
+) -> tuple[list[Cell], list[str]]:
+    """The distinct cells of a sweep, matched by its rule, and notes worth printing.
+
+    Raises:
+        ConfigError: a value that its owner refuses, naming the cell; a matching rule that cannot
+            be met; cells of a comparison with unequal budgets, data or evaluation.
+    """
+    matcher = _Matcher(spec)
+    cells: dict[str, Cell] = {}
+    merged = 0
+    for assignment in assignments:
+        values = compose({**spec.base, **assignment})
+        values["match"] = spec.match
+        try:
+            config = trial_from_dict(_normalised(values))
+            config = matcher.matched(config)
+        except ValueError as error:
+            raise ConfigError(f"{error}{_where(assignment)}") from None
+        plain = trial_to_dict(config)
+        cell = Cell(cell_id(plain), arm_id(plain), assignment, config, plain)
+        merged += cell.cell_id in cells
+        cells.setdefault(cell.cell_id, cell)
+    notes = []
+    if merged:
+        notes.append(
+            f"{merged} cells were equal to another one once resolved and count once "
+            "(an axis that changes nothing in them)"
+        )
+    resolved = list(cells.values())
+    if spec.purpose == "compare":
+        _refuse_mismatch(spec, resolved)
+    return resolved, notes
+
+
+def _where(assignment: Assignment) -> str:
+    shown = ", ".join(f"{path}={value}" for path, value in assignment.items())
+    return f" (in the cell {shown})" if shown else ""
+
+
+def _normalised(values: dict[str, Any]) -> dict[str, Any]:
+    """Values that have no effect in this cell set to null, so that they are not part of its id."""
+    result = copy.deepcopy(values)
+    model = result["model"]
+    if model["stack"] == "pure":
+        model["softmax_every"] = None
+        model["softmax_layers"] = None
+        if model["mixer"]["name"] != "softmax":
+            model["softmax"] = None
+    elif model["softmax_layers"] is not None:
+        model["softmax_every"] = None
+    return result
+
+
+class _Matcher:
+    """Applies `match: params`: equal non-embedding parameters at equal depth."""
+
+    def __init__(self, spec: SweepSpec) -> None:
+        self._spec = spec
+        self._solved: dict[str, int] = {}
+
+    def matched(self, config: TrialConfig) -> TrialConfig:
+        """The trial with the FFN width that the rule asks for."""
+        if self._spec.match != "params":
+            return config
+        if "model.ffn_dim" in self._spec.base or "model.ffn_dim" in self._spec.axes:
+            raise ValueError(
+                "model.ffn_dim is given although match: params solves it; remove it, or say "
+                "match: depth"
+            )
+        key = canonical_json(trial_to_dict(config)["model"])
+        if key not in self._solved:
+            self._solved[key] = self._solve(config.model)
+        return replace(config, model=replace(config.model, ffn_dim=self._solved[key]))
+
+    def _solve(self, model: ModelConfig) -> int:
+        # The vocabulary only enters the embedding and the head, which the rule leaves out.
+        target = count_parameters(softmax_reference(model), vocab_size=1).non_embedding
+        return solve_ffn_dim(model, target)
+
+
+COMPARED = ("budget.tokens", "batch.tokens", "seq_len", "data", "eval", "data_seed")
+"""What all cells of a comparison share, except along `compare_within`."""
+
+
+def _refuse_mismatch(spec: SweepSpec, cells: list[Cell]) -> None:
+    for path in COMPARED:
+        within = any(p == path or p.startswith(f"{path}.") for p in spec.compare_within)
+        if within:
+            continue
+        seen: dict[str, Cell] = {}
+        for cell in cells:
+            seen.setdefault(canonical_json(_at(cell.values, path)), cell)
+        if len(seen) > 1:
+            (one, first), (other, second) = list(seen.items())[:2]
+            raise ConfigError(
+                f"purpose: compare needs equal {path} in all cells, but it is {one} "
+                f"{_where(first.assignment)} and {other} {_where(second.assignment)}; use "
+                f"compare_within: [{path}] if nothing is compared across it"
+            )
+
+
+def _at(values: dict[str, Any], path: str) -> Any:
+    node: Any = values
+    for name in path.split("."):
+        node = node[name]
+    return node

@@ -1,0 +1,212 @@
+"""The verbs of `python -m orchestrator`; each imports what it needs, so that help is instant."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import ConfigError, LedgerError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orchestrator.compose import Sweep
+    from orchestrator.plan import Plan
+
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+
+DESCRIPTION = """\
+Which attention architecture, at which optimizer and learning rate, gives the best loss for its
+speed, and is the difference real? Sweeps of seeded trials, from a YAML grid to a Pareto plot."""
+
+OVERRIDES = """\
+conf=NAME names a file in conf/, conf=PATH.yaml a file of yours. Everything after it is Hydra
+override grammar: budget.tokens=1_000_000 optimizer=adamw,muon 'seeds=range(5)'."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run one verb and return the process's exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (ConfigError, LedgerError) as error:
+        sys.stderr.write(f"{' '.join(str(error).split())}\n")
+        return EXIT_REFUSED
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe went away; what it wanted to read, it has read.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m orchestrator", description=DESCRIPTION, allow_abbrev=False
+    )
+    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    common.add_argument(
+        "--root", type=Path, default=Path("runs"), help="folder of ledgers and data (runs/)"
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, run, text in (
+        ("sweep", _sweep, "run what is missing, then report"),
+        ("plan", _plan, "the cells, what is done, what would run; starts nothing"),
+        ("train", _train, "one trial in this process, without Ray"),
+    ):
+        verb = verbs.add_parser(name, help=text, parents=[common], epilog=OVERRIDES)
+        verb.add_argument("overrides", nargs="+", metavar="conf=… key=value")
+        verb.set_defaults(run=run)
+        if name == "plan":
+            verb.add_argument("--json", action="store_true", help="one JSON object with `cells`")
+    for name, run, text in (
+        ("status", _status, "counts by state, running trials, ETA"),
+        ("report", _report, "tables, figures, report/index.html"),
+        ("verify", _verify, "recompute every number of the report from the records"),
+        ("rebuild", _rebuild, "make MLflow and Parquet again from the journals"),
+    ):
+        verb = verbs.add_parser(name, help=text, parents=[common])
+        verb.add_argument("sweep", metavar="SWEEP")
+        verb.set_defaults(run=run)
+        if name == "status":
+            verb.add_argument("--json", action="store_true", help="one object with `replicates`")
+    ui = verbs.add_parser("ui", help="the MLflow UI on the embedded store", parents=[common])
+    ui.add_argument("--port", type=int, default=5000)
+    ui.set_defaults(run=_ui)
+    doctor = verbs.add_parser("doctor", help="is this machine fit to run?", parents=[common])
+    doctor.add_argument("--json", action="store_true", help="one JSON object with `checks`")
+    doctor.set_defaults(run=_doctor)
+    data = verbs.add_parser(
+        "data", help="prepare, verify or describe token files", parents=[common]
+    )
+    data.add_argument("action", choices=("prepare", "verify", "info"))
+    data.add_argument("overrides", nargs="+", metavar="conf=… | FOLDER")
+    data.set_defaults(run=_data)
+    bench = verbs.add_parser("bench", help="measure kernels", parents=[common])
+    bench.add_argument("what", choices=("kernels", "train", "context", "decode"))
+    bench.set_defaults(run=_bench)
+    return parser
+
+
+def _root(options: argparse.Namespace) -> Path:
+    root: Path = options.root
+    return root.expanduser().absolute()
+
+
+def _console() -> "Console":
+    from orchestrator.display import make_console
+
+    return make_console()
+
+
+def _load(options: argparse.Namespace) -> "Sweep":
+    from orchestrator.compose import load_sweep
+
+    conf = [text for text in options.overrides if text.startswith("conf=")]
+    if len(conf) != 1:
+        raise ConfigError("give conf=NAME or conf=PATH.yaml once, for example conf=quickstart")
+    overrides = [text for text in options.overrides if not text.startswith("conf=")]
+    return load_sweep(conf[0].removeprefix("conf="), overrides, Path.cwd())
+
+
+def _make_plan(options: argparse.Namespace) -> "Plan":
+    from orchestrator.plan import make_plan
+
+    return make_plan(_load(options), _root(options), Path.cwd())
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    plan = _make_plan(options)
+
+    from orchestrator.driver import reconcile
+    from orchestrator.provenance import capture
+
+    command = ["python", "-m", "orchestrator", *sys.argv[1:]]
+    return reconcile(plan, capture(command), _console())
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from orchestrator.plan import plan_json
+
+    plan = _make_plan(options)
+    if options.json:
+        sys.stdout.write(json.dumps(plan_json(plan)) + "\n")
+        return 0
+    from orchestrator.display import show_plan
+
+    show_plan(plan, _console())
+    return 0
+
+
+def _train(options: argparse.Namespace) -> int:
+    plan = _make_plan(options)
+    if len(plan.desired) != 1:
+        raise ConfigError(
+            f"train runs one cell with one seed, but {len(plan.sweep.cells)} cells and "
+            f"{len(plan.spec.seeds)} seeds are left; override the axes, for example "
+            "model.mixer=deltanet optimizer.lr=1e-3 seeds=0"
+        )
+    from orchestrator.single import train_one
+
+    return train_one(plan, _console())
+
+
+def _status(options: argparse.Namespace) -> int:
+    from orchestrator.status import show_status, status_json
+
+    root = _root(options)
+    if options.json:
+        sys.stdout.write(json.dumps(status_json(root, options.sweep)) + "\n")
+    else:
+        show_status(root, options.sweep, _console())
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from orchestrator.driver import report_again
+
+    return report_again(_root(options), options.sweep, _console())
+
+
+def _not_there(options: argparse.Namespace, what: str) -> int:
+    raise ConfigError(f"{options.verb} is not there yet: {what}")
+
+
+def _verify(options: argparse.Namespace) -> int:
+    return _not_there(options, "it will recompute each claim of a report from its records")
+
+
+def _rebuild(options: argparse.Namespace) -> int:
+    return _not_there(options, "it will make MLflow and Parquet again from the journals")
+
+
+def _bench(options: argparse.Namespace) -> int:
+    return _not_there(options, f"it will measure {options.what}")
+
+
+def _ui(options: argparse.Namespace) -> int:
+    from orchestrator.tracking import serve_ui
+
+    return serve_ui(_root(options), options.port)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from orchestrator.doctor import examine, show
+
+    checks = examine(_root(options))
+    if options.json:
+        rows: list[dict[str, Any]] = [check.as_row() for check in checks]
+        sys.stdout.write(json.dumps({"checks": rows}) + "\n")
+    else:
+        show(checks, _console())
+    return 0 if all(check.fit for check in checks) else EXIT_REFUSED
+
+
+def _data(options: argparse.Namespace) -> int:
+    from orchestrator.data_verbs import run_data_verb
+
+    return run_data_verb(options, _root(options), _console())

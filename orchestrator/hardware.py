@@ -1,0 +1,75 @@
+"""What this machine has, read without importing torch."""
+
+import os
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One node's resources.
+
+    Attributes:
+        host: its name.
+        cpus: cores that this process may use.
+        memory_bytes: host memory.
+        gpus: name of each visible NVIDIA GPU.
+    """
+
+    host: str
+    cpus: int
+    memory_bytes: int
+    gpus: tuple[str, ...]
+
+
+@cache
+def this_machine() -> Machine:
+    """The machine that this process runs on."""
+    return Machine(
+        host=socket.gethostname(),
+        cpus=len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        gpus=_gpus(),
+    )
+
+
+def _gpus() -> tuple[str, ...]:
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    if result.returncode:
+        return ()
+    names = [line.strip() for line in result.stdout.splitlines() if line.strip()]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(names)
+    shown = [part for part in visible.split(",") if part.strip()]
+    return tuple(names[int(part)] if part.strip().isdigit() else names[0] for part in shown)
+
+
+def resolve_device(asked: str, machine: Machine) -> str:
+    """`cpu` or `cuda` for `auto`, `cpu` or `cuda`.
+
+    Raises:
+        ValueError: `cuda` on a machine without a GPU.
+    """
+    if asked == "cuda" and not machine.gpus:
+        raise ValueError("device=cuda, but this machine has no NVIDIA GPU; use device=auto or cpu")
+    if asked == "auto":
+        return "cuda" if machine.gpus else "cpu"
+    return asked
+
+
+def resolve_precision(asked: str, device: str) -> str:
+    """`bf16` on CUDA and `fp32` on CPU for `auto`; otherwise what was asked for."""
+    if asked == "auto":
+        return "bf16" if device == "cuda" else "fp32"
+    return asked

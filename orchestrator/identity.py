@@ -1,0 +1,87 @@
+"""Names that follow from content: cells, arms, replicates.
+
+A cell is the full resolved configuration without its seed and without what changes no result; an
+arm is a cell without its learning rates; a replicate is a cell with a seed. Ids are a letter and
+hexadecimal digits, so that no parser takes one for a number.
+"""
+
+import copy
+import hashlib
+import json
+import math
+from typing import Any
+
+NON_SEMANTIC_KEYS = ("log", "checkpoint", "batch.micro_windows", "model.impl")
+"""Dotted paths that decide how a trial runs or what it writes, not what it computes."""
+
+LEARNING_RATE_KEYS = ("optimizer.lr", "optimizer.adam_lr")
+"""Dotted paths that a learning-rate choice ranges over."""
+
+ID_HEX_DIGITS = 12
+"""48 bits: among a million cells a collision has a chance of 0.2 %."""
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of a value: keys sorted, no spaces, floats by their shortest form.
+
+    Raises:
+        TypeError: something without a stable form (a set, a path, an array, an object, a key that
+            is no string), named by its path.
+        ValueError: a number that is not finite, named by its path.
+    """
+    _require_stable(value, "")
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def _require_stable(value: Any, path: str) -> None:
+    where = path or "the value"
+    if value is None or isinstance(value, bool | int | str):
+        return
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{where} is {value}: only finite numbers have an identity")
+        return
+    if isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _require_stable(item, f"{path}[{index}]")
+        return
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{where} has the key {key!r}, which is not a string")
+            _require_stable(item, f"{path}.{key}" if path else key)
+        return
+    raise TypeError(f"{where} is a {type(value).__name__}, which has no stable JSON form")
+
+
+def digest(value: Any, digits: int = ID_HEX_DIGITS) -> str:
+    """Leading hexadecimal digits of the sha256 of a value's canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:digits]
+
+
+def without(config: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
+    """A copy of a nested configuration without some dotted paths; absent ones are ignored."""
+    result = copy.deepcopy(config)
+    for path in paths:
+        *parents, last = path.split(".")
+        node: Any = result
+        for name in parents:
+            node = node.get(name) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.pop(last, None)
+    return result
+
+
+def cell_id(config: dict[str, Any]) -> str:
+    """Id of a resolved configuration, whatever its seed, device and log cadence."""
+    return "c" + digest(without(config, NON_SEMANTIC_KEYS))
+
+
+def arm_id(config: dict[str, Any]) -> str:
+    """Id of a resolved configuration, whatever its seed and learning rates."""
+    return "a" + digest(without(config, NON_SEMANTIC_KEYS + LEARNING_RATE_KEYS))
+
+
+def replicate_id(cell: str, seed: int) -> str:
+    """Id of one seeded run of a cell."""
+    return f"{cell}-s{seed}"

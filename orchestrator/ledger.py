@@ -1,0 +1,402 @@
+"""The ledger: append-only journals on disk, and what they say about every replicate.
+
+    SWEEP/spec.json                               what was asked for, and who ran it
+    SWEEP/driver.lock                             held by the process that runs the sweep
+    SWEEP/replicates/ID/config.json               the replicate's identity and configuration
+    SWEEP/replicates/ID/attempt-0001.jsonl        one try at the loss trial, event by event
+    SWEEP/replicates/ID/speed-0001.jsonl          one try at the speed measurement
+    SWEEP/trials.parquet  curves.parquet          compaction, written atomically
+
+The journal is the record; Parquet and MLflow are made from it. A journal line is a JSON object
+with `event` (`claim`, `start`, `step`, `checkpoint`, `end`) and `time` (Unix seconds). A torn
+last line, left by a process that was killed while it wrote, is ignored.
+"""
+
+import fcntl
+import itertools
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from orchestrator.errors import LedgerError
+from orchestrator.records import CURVE_COLUMNS, TRIAL_COLUMNS, CurvePoint, TrialRecord
+
+DURABLE_EVENTS = ("claim", "start", "checkpoint", "end")
+"""Events that are on disk before the trial goes on."""
+
+TAIL_BYTES = 65_536
+"""Read from the end of a journal for its last event; an `end` event is below 10 kB."""
+
+NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class Journal:
+    """One attempt's events, appended to one file.
+
+    Numbers that are not finite are written as the strings "nan", "inf" and "-inf", since JSON has
+    none.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, event: dict[str, Any]) -> None:
+        """Write one event; `DURABLE_EVENTS` are on disk when this returns."""
+        stamped = {"time": round(time.time(), 3), **_encoded(event)}
+        self._file.write(json.dumps(stamped, separators=(",", ":")) + "\n")
+        self._file.flush()
+        if event["event"] in DURABLE_EVENTS:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; the journal can be read but no longer written."""
+        self._file.close()
+
+
+def process_facts() -> dict[str, Any]:
+    """Host, pid and start time of this process: what tells a live writer from a dead one."""
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "process_created": psutil.Process().create_time(),
+    }
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _encoded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encoded(item) for item in value]
+    return value
+
+
+def _decoded(event: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: NON_FINITE[value] if isinstance(value, str) and value in NON_FINITE else value
+        for key, value in event.items()
+    }
+
+
+def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Complete events of a journal from a byte offset on, and the offset after the last of them."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read()
+    end = data.rfind(b"\n") + 1
+    return [event for line in data[:end].splitlines() if (event := _parsed(line))], offset + end
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The event of a line; None for one that a dying process tore."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return _decoded(event) if isinstance(event, dict) and "event" in event else None
+
+
+def last_event(path: Path) -> dict[str, Any] | None:
+    """The last complete event of a journal, without reading all of it."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL_BYTES))
+        lines = file.read().splitlines()
+    for line in reversed(lines):
+        event = _parsed(line)
+        if event is not None:
+            return event
+    return None
+
+
+def opening(path: Path) -> dict[str, Any]:
+    """What a journal's `claim` and `start` events say together; empty for a torn first line."""
+    facts: dict[str, Any] = {}
+    with path.open("rb") as file:
+        for line in itertools.islice(file, 2):
+            event = _parsed(line)
+            if event is not None and event["event"] in ("claim", "start"):
+                facts.update(event)
+    return facts
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicateState:
+    """What the journals say about one replicate, curves aside.
+
+    Attributes:
+        attempts: journals of loss trials, oldest first.
+        speed_attempts: journals of speed measurements, oldest first.
+        status: one of `orchestrator.records.STATUSES`.
+        failure_class: of a failed or diverged last attempt.
+        end: the last attempt's `end` event.
+        start: the last attempt's `claim` and `start` events together.
+        speed: the newest completed speed measurement's `end` event.
+    """
+
+    attempts: tuple[Path, ...] = ()
+    speed_attempts: tuple[Path, ...] = ()
+    status: str = "pending"
+    failure_class: str | None = None
+    end: dict[str, Any] = field(default_factory=dict)
+    start: dict[str, Any] = field(default_factory=dict)
+    speed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_result(self) -> bool:
+        """Whether the loss trial has a result that is never repeated."""
+        return self.status in ("completed", "diverged")
+
+    @property
+    def needs_speed(self) -> bool:
+        """Whether a completed replicate still lacks its speed measurement."""
+        return self.status == "completed" and not self.speed
+
+
+class Ledger:
+    """The folder of one sweep."""
+
+    def __init__(self, root: Path, sweep: str) -> None:
+        self.sweep = sweep
+        self.folder = root / sweep
+
+    @property
+    def exists(self) -> bool:
+        """Whether this sweep was ever started under this root."""
+        return (self.folder / "spec.json").is_file()
+
+    def replicate_folder(self, replicate_id: str) -> Path:
+        """Folder of one replicate."""
+        return self.folder / "replicates" / replicate_id
+
+    def replicate_ids(self) -> list[str]:
+        """Every replicate that the ledger knows, desired or not, in a fixed order."""
+        folder = self.folder / "replicates"
+        if not folder.is_dir():
+            return []
+        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+
+    def describe(self, planned: TrialRecord) -> Path:
+        """Write a replicate's `config.json` if it has none; returns its folder."""
+        folder = self.replicate_folder(planned.replicate_id)
+        if not (folder / "config.json").is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            row = {**planned.as_row(), "config": json.loads(planned.config_json)}
+            write_atomically(folder / "config.json", json.dumps(row, indent=1))
+        return folder
+
+    def planned(self, replicate_id: str) -> TrialRecord:
+        """The record that `describe` wrote.
+
+        Raises:
+            LedgerError: the replicate's `config.json` is missing or unreadable.
+        """
+        path = self.replicate_folder(replicate_id) / "config.json"
+        try:
+            row = json.loads(path.read_text(encoding="utf-8"))
+            return TrialRecord(**{key: row[key] for key in row if key in TRIAL_COLUMNS})
+        except (OSError, ValueError, TypeError) as error:
+            raise LedgerError(
+                f"{path} cannot be read ({error}); restore it or remove its folder"
+            ) from None
+
+    def next_attempt(self, replicate_id: str, kind: str = "attempt") -> Path:
+        """Path of the next journal of a kind, `attempt` or `speed`."""
+        folder = self.replicate_folder(replicate_id)
+        return folder / f"{kind}-{len(_journals(folder, kind)) + 1:04d}.jsonl"
+
+    def state(self, replicate_id: str) -> ReplicateState:
+        """What the journals of one replicate say."""
+        folder = self.replicate_folder(replicate_id)
+        attempts, speeds = _journals(folder, "attempt"), _journals(folder, "speed")
+        speed = next((end for path in reversed(speeds) if (end := _completed(path))), {})
+        if not attempts:
+            return ReplicateState(speed_attempts=speeds)
+        start, end = opening(attempts[-1]), last_event(attempts[-1]) or {}
+        if end.get("event") == "end":
+            status, failure = end["status"], end.get("failure_class")
+        elif is_alive(start):
+            status, failure, end = "running", None, {}
+        else:
+            status, failure, end = "pending", None, {}
+        return ReplicateState(attempts, speeds, status, failure, end, start, speed)
+
+    def states(self, replicate_ids: Iterable[str]) -> dict[str, ReplicateState]:
+        """`state` of several replicates."""
+        return {name: self.state(name) for name in replicate_ids}
+
+    def curve(self, replicate_id: str, attempts: tuple[Path, ...]) -> list[CurvePoint]:
+        """Each logged step once: the value that was journalled first.
+
+        An attempt that continues from a checkpoint trains some steps again; on a CPU their values
+        are the same bits, on a GPU they may differ by rounding, and the first stands.
+        """
+        points: list[CurvePoint] = []
+        for number, path in enumerate(attempts, start=1):
+            for event in read_events(path)[0]:
+                if event["event"] == "step" and (not points or event["step"] > points[-1].step):
+                    points.append(_point(self.sweep, replicate_id, number, event))
+        return points
+
+    def record(self, planned: TrialRecord, state: ReplicateState) -> TrialRecord:
+        """The replicate's row: what was planned, then what the journals measured."""
+        measured = {**state.start, **state.end}
+        values = {k: v for k, v in measured.items() if k in TRIAL_COLUMNS and v is not None}
+        for key in ("status", "failure_class", "tokens_per_second", "step_seconds_median"):
+            values.pop(key, None)
+        speed = {k: v for k, v in state.speed.items() if k in SPEED_COLUMNS}
+        return replace(
+            planned,
+            **{**values, **speed},
+            status=state.status,
+            failure_class=state.failure_class,
+            attempts=len(state.attempts),
+        )
+
+    def compact(self, records: list[TrialRecord], states: dict[str, ReplicateState]) -> None:
+        """Write `trials.parquet` and `curves.parquet` from the journals, each in one rename."""
+        points = [
+            point.as_row()
+            for record in records
+            for point in self.curve(record.replicate_id, states[record.replicate_id].attempts)
+        ]
+        rows = [record.as_row() for record in records]
+        _write_parquet(self.folder / "curves.parquet", points, CurvePoint)
+        _write_parquet(self.folder / "trials.parquet", rows, TrialRecord)
+
+    def spec(self) -> dict[str, Any]:
+        """What `spec.json` holds.
+
+        Raises:
+            LedgerError: there is no such sweep, or its `spec.json` cannot be read.
+        """
+        path = self.folder / "spec.json"
+        try:
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise LedgerError(f"no sweep {self.sweep!r} under {self.folder.parent}") from None
+        except (OSError, ValueError) as error:
+            raise LedgerError(f"{path} cannot be read ({error})") from None
+        return dict(loaded)
+
+    def write_spec(self, spec: dict[str, Any]) -> None:
+        """Write `spec.json` atomically."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / "spec.json", json.dumps(spec, indent=1, sort_keys=True))
+
+
+SPEED_COLUMNS = (
+    "tokens_per_second",
+    "step_seconds_median",
+    "exclusive",
+    "device_name",
+)
+"""Columns that only the speed lane fills."""
+
+
+def _journals(folder: Path, kind: str) -> tuple[Path, ...]:
+    return tuple(sorted(folder.glob(f"{kind}-*.jsonl")))
+
+
+def _completed(path: Path) -> dict[str, Any]:
+    end = last_event(path) or {}
+    return end if end.get("event") == "end" and end.get("status") == "completed" else {}
+
+
+def _point(sweep: str, replicate_id: str, attempt: int, event: dict[str, Any]) -> CurvePoint:
+    values = {key: event[key] for key in CURVE_COLUMNS if key in event}
+    return CurvePoint(
+        **{**values, "sweep": sweep, "replicate_id": replicate_id, "attempt": attempt}
+    )
+
+
+def is_alive(start: dict[str, Any]) -> bool:
+    """Whether the process that wrote a `claim` event on this host still runs."""
+    if start.get("host") != socket.gethostname():
+        return False
+    try:
+        process = psutil.Process(int(start["pid"]))
+        created = process.create_time()
+        return abs(created - float(start["process_created"])) < 1.0 and (
+            process.status() != psutil.STATUS_ZOMBIE
+        )
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's content in one rename, so that no reader sees half of it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+
+
+def _schema(cls: type[Any]) -> pa.Schema:
+    hints = get_type_hints(cls)
+    columns = []
+    for item in fields(cls):
+        hint = hints[item.name]
+        plain = next((arg for arg in get_args(hint) if arg is not type(None)), hint)
+        columns.append(pa.field(item.name, ARROW_TYPES[plain]))
+    return pa.schema(columns)
+
+
+def _write_parquet(path: Path, rows: list[dict[str, Any]], cls: type[Any]) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    pq.write_table(pa.Table.from_pylist(rows, schema=_schema(cls)), partial)
+    partial.replace(path)
+
+
+class DriverLock:
+    """Held by the one process that runs a sweep; freed by the kernel when that process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "driver.lock"
+
+    def __enter__(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise LedgerError(
+                f"another process ({holder}) is running this sweep; wait for it or stop it"
+            ) from None
+        self._file.truncate(0)
+        self._file.write(f"{socket.gethostname()} pid {os.getpid()}")
+        self._file.flush()
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+
+def orphans(states: Iterable[ReplicateState]) -> Iterator[psutil.Process]:
+    """Processes on this host that still write a journal although no driver waits for them."""
+    for state in states:
+        if state.status == "running":
+            try:
+                yield psutil.Process(int(state.start["pid"]))
+            except psutil.Error:
+                continue

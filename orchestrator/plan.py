@@ -1,0 +1,335 @@
+"""What a sweep asks for, what the ledger has, so what would run; refuses before anything starts."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from models.accounting import count_parameters, flops_per_token, kv_bytes_per_token, state_bytes
+from orchestrator.cells import Cell
+from orchestrator.compose import Sweep
+from orchestrator.config import SweepSpec
+from orchestrator.data.corpus import DataConfig, MissingSourceError, list_sources, resolve_paths
+from orchestrator.data.manifest import locate
+from orchestrator.errors import ConfigError
+from orchestrator.hardware import Machine, resolve_device, resolve_precision, this_machine
+from orchestrator.identity import NON_SEMANTIC_KEYS, canonical_json, replicate_id
+from orchestrator.ledger import Ledger, ReplicateState
+from orchestrator.records import TrialRecord
+from orchestrator.store_uri import tracking_uri
+from orchestrator.training.schedule import quartiles
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The desired set against the ledger.
+
+    Attributes:
+        sweep: the resolved sweep.
+        root: absolute folder that holds every sweep's ledger.
+        ledger: this sweep's ledger.
+        device: `cpu` or `cuda`.
+        precision: `fp32` or `bf16`.
+        data: the cells' data set, its paths absolute.
+        data_folder: where it is prepared; None where it must be prepared first.
+        desired: planned record of each desired replicate, by id, in running order.
+        states: the ledger's word on each desired replicate.
+        undesired: replicates on disk that the sweep no longer asks for.
+        notes: sentences worth printing.
+    """
+
+    sweep: Sweep
+    root: Path
+    ledger: Ledger
+    device: str
+    precision: str
+    data: DataConfig
+    data_folder: Path | None
+    desired: dict[str, TrialRecord]
+    states: dict[str, ReplicateState]
+    undesired: list[str]
+    notes: list[str]
+
+    @property
+    def spec(self) -> SweepSpec:
+        """The sweep's specification."""
+        return self.sweep.spec
+
+    @property
+    def threads(self) -> int:
+        """Torch threads of every trial."""
+        return self.spec.lanes.loss.cpus
+
+    @property
+    def to_run(self) -> list[str]:
+        """Desired replicates without a result, in running order."""
+        return [name for name, state in self.states.items() if not state.is_result]
+
+    @property
+    def to_time(self) -> list[str]:
+        """Desired, completed replicates without a speed measurement."""
+        if not self.spec.lanes.speed.enabled:
+            return []
+        return [name for name, state in self.states.items() if state.needs_speed]
+
+    def refreshed(self) -> "Plan":
+        """The same plan against the ledger as it is now."""
+        return replace(self, states=self.ledger.states(self.desired))
+
+    def counts(self) -> dict[str, int]:
+        """Desired replicates by status, zeros left out."""
+        return dict(Counter(state.status for state in self.states.values()))
+
+
+def make_plan(sweep: Sweep, root: Path, folder: Path) -> Plan:
+    """The plan of a sweep under a root; reads, starts and writes nothing.
+
+    Args:
+        sweep: the resolved sweep.
+        root: absolute folder that holds every sweep's ledger.
+        folder: the folder that the command was started in.
+
+    Raises:
+        ConfigError: what cannot be run: resources that do not exist, a change that would alter
+            existing cells, another device or precision than the ledger's.
+    """
+    spec, machine = sweep.spec, this_machine()
+    notes = list(sweep.notes)
+    try:
+        device = resolve_device(spec.device, machine)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    _refuse_infeasible(spec, device, machine)
+    tracking_uri(spec.tracking.uri, root)
+    if spec.device == "auto" and device == "cpu":
+        notes.append("device auto: no NVIDIA GPU here, so trials run on the CPU")
+    precision = resolve_precision(spec.precision, device)
+    desired = {
+        record.replicate_id: record
+        for seed in spec.seeds
+        for cell in sweep.cells
+        for record in [planned_record(spec.name, cell, seed)]
+    }
+    ledger = Ledger(root, spec.name)
+    on_disk = ledger.replicate_ids()
+    if ledger.exists:
+        _refuse_changed_sweep(ledger.spec(), sweep, device, precision, on_disk, desired)
+    undesired = [name for name in on_disk if name not in desired]
+    if undesired:
+        notes.append(f"{len(undesired)} replicates on disk are no longer asked for; they are kept")
+    data, data_folder = find_data(sweep, root, folder)
+    if data_folder is None:
+        notes.append(unprepared(sweep))
+    return Plan(
+        sweep=sweep,
+        root=root,
+        ledger=ledger,
+        device=device,
+        precision=precision,
+        data=data,
+        data_folder=data_folder,
+        desired=desired,
+        states=ledger.states(desired),
+        undesired=undesired,
+        notes=notes,
+    )
+
+
+def find_data(sweep: Sweep, root: Path, folder: Path) -> tuple[DataConfig, Path | None]:
+    """The cells' data set with absolute paths, and where it is prepared, if it is.
+
+    Relative paths are looked for in the sweep file's folder, the folder that the command was
+    started in, the root and the folder that holds the root, in this order. Paths are no part of a
+    cell's identity; what was read is, through the data id.
+
+    Raises:
+        ConfigError: files that are in none of these folders and not prepared either, or prepared
+            data that does not match its manifest.
+    """
+    config = sweep.cells[0].config.data
+    places = [sweep.conf_path.parent, folder, root, root.parent]
+    try:
+        candidates = [resolve_paths(config, place) for place in places]
+        for candidate in candidates:
+            if _has_sources(candidate):
+                return candidate, locate(candidate, root)
+        prepared = locate(candidates[0], root)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if prepared is None:
+        shown = ", ".join(str(place) for place in dict.fromkeys(places))
+        raise ConfigError(f"data.sources={config.sources}: no such files; looked for in {shown}")
+    return candidates[0], prepared
+
+
+def _has_sources(config: DataConfig) -> bool:
+    try:
+        list_sources(config)
+    except MissingSourceError:
+        return False
+    return True
+
+
+def planned_record(sweep: str, cell: Cell, seed: int) -> TrialRecord:
+    """The row of a replicate as far as its configuration decides it."""
+    config, model = cell.config, cell.config.model
+    parameters = count_parameters(model, config.data.vocab_size)
+    return TrialRecord(
+        sweep=sweep,
+        cell_id=cell.cell_id,
+        arm_id=cell.arm_id,
+        replicate_id=replicate_id(cell.cell_id, seed),
+        seed=seed,
+        mixer=model.mixer.name,
+        stack=model.stack,
+        softmax_every=model.softmax_every,
+        dt_init=getattr(model.mixer, "dt_init", None),
+        optimizer=config.optimizer.name,
+        optimizer_variant=getattr(config.optimizer, "variant", None),
+        lr=config.optimizer.lr,
+        adam_lr=getattr(config.optimizer, "adam_lr", None),
+        size=config.size,
+        match=config.match,
+        data_seed=seed if config.data_seed is None else config.data_seed,
+        seq_len=config.seq_len,
+        batch_tokens=config.batch.tokens,
+        tokens=config.num_steps * config.batch.tokens,
+        steps=config.num_steps,
+        params_total=parameters.total,
+        params_non_embedding=parameters.non_embedding,
+        flops_per_token=flops_per_token(model, config.data.vocab_size, config.seq_len),
+        state_bytes=state_bytes(model),
+        kv_bytes_per_token=kv_bytes_per_token(model),
+        config_json=canonical_json(cell.values),
+    )
+
+
+def unprepared(sweep: Sweep) -> str:
+    """What to say about data that is not prepared."""
+    data = sweep.cells[0].config.data
+    if data.is_embedded:
+        return f"data {data.name} is not prepared yet; the sweep prepares it first"
+    return (
+        f"data {data.name} is not prepared yet; run "
+        f"`python -m orchestrator data prepare conf={sweep.conf_path}` first"
+    )
+
+
+def _refuse_infeasible(spec: SweepSpec, device: str, machine: Machine) -> None:
+    need, have = spec.lanes.loss, machine
+    if need.cpus > have.cpus:
+        raise ConfigError(
+            f"lanes.loss.cpus={need.cpus}: a trial needs {need.cpus} cores, but "
+            f"{have.host} has {have.cpus}"
+        )
+    if (need.gpus > 1 or device == "cuda") and need.gpus > len(have.gpus):
+        raise ConfigError(
+            f"lanes.loss.gpus={need.gpus:g}: a trial needs {need.gpus:g} GPUs, but "
+            f"{have.host} has {len(have.gpus)}"
+        )
+    if need.gpus > 1:
+        raise ConfigError(
+            f"lanes.loss.gpus={need.gpus:g}: a trial cannot span several GPUs yet; use at most 1"
+        )
+    if device == "cuda" and need.gpus == 0:
+        raise ConfigError("lanes.loss.gpus=0 with device cuda: give a trial a share of a GPU")
+    if spec.cluster.name != "local":
+        raise ConfigError(f"cluster={spec.cluster.name}: only local is there yet; remove the key")
+
+
+def _refuse_changed_sweep(
+    old: dict[str, Any],
+    sweep: Sweep,
+    device: str,
+    precision: str,
+    on_disk: list[str],
+    desired: dict[str, TrialRecord],
+) -> None:
+    """Refuse what would make rows under one sweep name incomparable."""
+    spec = sweep.spec
+    if not on_disk:
+        return
+    facts = {"device": device, "precision": precision, "threads": spec.lanes.loss.cpus}
+    for key, now in facts.items():
+        if old[key] != now:
+            raise ConfigError(
+                f"sweep {spec.name} has {len(on_disk)} replicates with {key}={old[key]}, but this "
+                f"call would use {key}={now}; use the same, or another name"
+            )
+    changed = _changed_base(old, spec)
+    lost = [name for name in on_disk if name not in desired]
+    if changed and lost:
+        shown = "; ".join(f"{key}: {before} → {now}" for key, (before, now) in changed.items())
+        raise ConfigError(
+            f"sweep {spec.name} already has {len(on_disk)} replicates with another base "
+            f"({shown}); {len(lost)} of them would change, so use another name"
+        )
+
+
+def _changed_base(old: dict[str, Any], spec: SweepSpec) -> dict[str, tuple[Any, Any]]:
+    """Semantic base keys whose value differs and which neither sweep varies: old and new value."""
+    absent = "the default"
+    swept = {
+        part.strip()
+        for axes in (old["axes"], spec.axes)
+        for name in axes
+        for part in name.split(",")
+    }
+    before = {**old["base"], "match": old["match"]}
+    now = {**spec.base, "match": spec.match}
+    return {
+        key: (before.get(key, absent), now.get(key, absent))
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key, absent) != now.get(key, absent)
+        and key not in swept
+        and not any(key == path or key.startswith(f"{path}.") for path in NON_SEMANTIC_KEYS)
+    }
+
+
+# What `plan` shows -------------------------------------------------------------------------------
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """The plan as one JSON-ready object: `cells` with the columns of `trials.parquet` known now."""
+    cells = []
+    for cell in plan.sweep.cells:
+        names = [replicate_id(cell.cell_id, seed) for seed in plan.spec.seeds]
+        row = plan.desired[names[0]].as_row()
+        for key in ("replicate_id", "seed", "data_seed", "status", "attempts", "config_json"):
+            row.pop(key)
+        row["seeds"] = plan.spec.seeds
+        row["replicates"] = {name: plan.states[name].status for name in names}
+        row["assignment"] = cell.assignment
+        row["config"] = json.loads(canonical_json(cell.values))
+        cells.append(row)
+    return {
+        "sweep": plan.spec.name,
+        "purpose": plan.spec.purpose,
+        "match": plan.spec.match,
+        "device": plan.device,
+        "precision": plan.precision,
+        "data_prepared": plan.data_folder is not None,
+        "cells": cells,
+        "replicates": len(plan.desired),
+        "counts": plan.counts(),
+        "to_run": plan.to_run,
+        "to_time": plan.to_time,
+        "excluded": [
+            {"rule": rule, "cells": count}
+            for rule, count in zip(plan.spec.exclude, plan.sweep.excluded, strict=True)
+        ],
+        "undesired": plan.undesired,
+        "notes": plan.notes,
+    }
+
+
+def total_flops(plan: Plan) -> float:
+    """Training FLOPs of the replicates that would run."""
+    records = (plan.desired[name] for name in plan.to_run)
+    return float(sum(record.tokens * (record.flops_per_token or 0) for record in records))
+
+
+def rate_ratios(cell: Cell) -> tuple[float, ...]:
+    """The scheduled rate at 0, 25, 50, 75 and 100 % of the steps, as shares of the peak."""
+    return tuple(quartiles(cell.config.schedule, cell.config.num_steps))

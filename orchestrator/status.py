@@ -1,0 +1,73 @@
+"""`status`: what the ledger says now, from any shell, also while a sweep runs."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from orchestrator.display import duration, label
+from orchestrator.ledger import Ledger, ReplicateState, last_event
+from orchestrator.records import TrialRecord
+
+
+def status_json(root: Path, sweep: str) -> dict[str, Any]:
+    """Counts and every replicate with the columns of `trials.parquet` known now.
+
+    Raises:
+        LedgerError: there is no such sweep under the root.
+    """
+    ledger = Ledger(root, sweep)
+    spec = ledger.spec()
+    rows, states = [], {}
+    for name in ledger.replicate_ids():
+        state = ledger.state(name)
+        record = ledger.record(ledger.planned(name), state)
+        states[name] = state
+        rows.append({**record.as_row(), "step": _step(state)})
+    return {
+        "sweep": sweep,
+        "asked_for": spec["replicates"],
+        "counts": dict(Counter(row["status"] for row in rows)),
+        "without_speed": sum(state.needs_speed for state in states.values()),
+        "eta_seconds": _eta_seconds(rows, int(spec["replicates"])),
+        "replicates": rows,
+    }
+
+
+def show_status(root: Path, sweep: str, console: Console) -> None:
+    """Print the counts, the running trials and the expected end."""
+    status = status_json(root, sweep)
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(status["counts"].items()))
+    begun = len(status["replicates"])
+    console.print(
+        f"{sweep}: {status['asked_for']} replicates asked for, {begun} begun ({counts or 'none'}), "
+        f"{status['without_speed']} without speed"
+    )
+    for row in status["replicates"]:
+        record = TrialRecord(**{k: v for k, v in row.items() if k != "step"})
+        if record.status == "running":
+            console.print(f"  running {label(record)}: step {row['step']} of {record.steps}")
+        elif record.status == "failed":
+            console.print(f"  failed {label(record)}: {record.error}", markup=False)
+    if status["eta_seconds"] is not None:
+        console.print(f"ETA {duration(status['eta_seconds'])}")
+
+
+def _step(state: ReplicateState) -> int | None:
+    if state.status != "running":
+        return None
+    event = last_event(state.attempts[-1]) or {}
+    return int(event.get("step", 0))
+
+
+def _eta_seconds(rows: list[dict[str, Any]], asked_for: int) -> float | None:
+    """Remaining trials at the mean pace of the ended ones; null when nothing runs or has ended."""
+    running = [row for row in rows if row["status"] == "running"]
+    seconds = [row["wall_seconds"] for row in rows if row["wall_seconds"]]
+    if not running or not seconds:
+        return None
+    ended = sum(row["status"] in ("completed", "diverged", "failed") for row in rows)
+    started = sum((row["step"] or 0) / row["steps"] for row in running)
+    remaining = max(0.0, asked_for - ended - started)
+    return float(remaining * (sum(seconds) / len(seconds)) / len(running))

@@ -1,0 +1,41 @@
+"""Where the MLflow view goes; apart from `tracking`, since importing MLflow takes long."""
+
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from orchestrator.errors import ConfigError
+
+
+def tracking_uri(asked: str | None, root: Path) -> str:
+    """The absolute URI of the store; relative SQLite paths start from the root.
+
+    Raises:
+        ConfigError: a file store, which MLflow refuses, or a scheme that it does not know.
+    """
+    if asked is None:
+        return f"sqlite:///{root / 'mlflow.db'}"
+    scheme = urlsplit(asked).scheme
+    if scheme in ("", "file"):
+        raise ConfigError(
+            f"tracking.uri={asked}: MLflow no longer takes a folder; use sqlite:///PATH.db, and "
+            "bring old runs along with `mlflow migrate-filestore --source FOLDER --target "
+            "sqlite:///PATH.db`"
+        )
+    if scheme == "sqlite":
+        path = asked.removeprefix("sqlite:///")
+        return f"sqlite:///{(root / path).resolve()}"
+    if scheme not in ("http", "https", "postgresql", "mysql", "mssql"):
+        raise ConfigError(
+            f"tracking.uri={without_secret(asked)}: unknown scheme {scheme}; use sqlite, http, "
+            "https or a database URI"
+        )
+    return asked
+
+
+def without_secret(uri: str) -> str:
+    """A URI without the password that it may carry."""
+    parts = urlsplit(uri)
+    if parts.password is None:
+        return uri
+    netloc = parts.netloc.replace(f":{parts.password}@", ":***@")
+    return urlunsplit(parts._replace(netloc=netloc))

@@ -1,0 +1,297 @@
+"""Running a sweep: the loss lane on Ray Tune, then the speed lane alone, then Parquet and MLflow.
+
+The only file that imports Ray. Tune executes a list that our plan made: it gets plain dicts, a
+fresh experiment for every round, no retries of its own and no restore, because the journals are
+the record of what has run.
+"""
+
+import logging
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+# Read by Ray when it is imported, so they come first.
+os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")
+os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S", "86400")
+
+import ray
+from ray import tune
+
+from orchestrator.failures import grants_retry
+from orchestrator.hardware import this_machine
+from orchestrator.ledger import Journal, ReplicateState, last_event, orphans
+from orchestrator.plan import Plan
+from orchestrator.provenance import CHECKOUT, Provenance, trial_stamp
+from orchestrator.worker import Baseline, Job, WorkerRetiredError, baseline, drift, run_job
+
+OBJECT_STORE_BYTES = 100 * 2**20
+"""Jobs are small and data is memory-mapped, so Ray's shared memory stays small."""
+ORPHAN_GRACE_SECONDS = 5.0
+POLL_SECONDS = 1.0
+
+OnTick = Callable[[], None]
+"""Called about once a second while trials run."""
+
+
+class TrialWorker(tune.Trainable):
+    """A Tune trainable whose one step is one job; the actor is kept for the next job."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Remember the first job."""
+        self._job = Job(**config["job"])
+        self._position = 0
+        self._baseline: Baseline | None = None
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Remember the next job; the process stays."""
+        self._job = Job(**new_config["job"])
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Run the job to its end."""
+        status = run_job(self._job, self._position)
+        self._position += 1
+        if self._baseline is None:
+            self._baseline = baseline()
+        grown = drift(self._baseline)
+        if grown:
+            raise WorkerRetiredError(grown)
+        return {"done": True, "status": status}
+
+
+def run_lanes(plan: Plan, provenance: Provenance, on_tick: OnTick, lane_ends: OnTick) -> Plan:
+    """Run what the plan lacks, both lanes, with retries; returns the plan as it then stands.
+
+    Args:
+        plan: what is desired; its data must be prepared.
+        provenance: repeated in every journal.
+        on_tick: called about once a second while loss trials run, for progress and tracking;
+            never while speed is measured.
+        lane_ends: called after each lane.
+
+    Raises:
+        KeyboardInterrupt: the process was interrupted; journals stay as they are.
+    """
+    reap_orphans(plan)
+    plan = plan.refreshed()
+    with _ray(plan):
+        plan = _loss_lane(plan, provenance, on_tick)
+        lane_ends()
+        plan = _speed_lane(plan, provenance)
+        lane_ends()
+    return plan
+
+
+def _loss_lane(plan: Plan, provenance: Provenance, on_tick: OnTick) -> Plan:
+    loss = plan.spec.lanes.loss
+    resources = {"cpu": loss.cpus, "gpu": loss.gpus if plan.device == "cuda" else 0}
+    waiting = plan.to_run
+    failures: dict[str, int] = {}
+    while waiting:
+        jobs = [_job(plan, name, "loss", provenance) for name in waiting]
+        _run_round(plan, jobs, resources, concurrent=0, on_tick=on_tick)
+        plan = plan.refreshed()
+        again = []
+        for name in waiting:
+            state = plan.states[name]
+            failure = state.failure_class or "oom_host"
+            if state.is_result:
+                continue
+            if grants_retry(plan.spec.retries, failure, failures.get(name, 0)):
+                again.append(name)
+            failures[name] = failures.get(name, 0) + 1
+        waiting = again
+    return plan
+
+
+def _speed_lane(plan: Plan, provenance: Provenance) -> Plan:
+    """One measurement at a time, with the whole machine's cores or a whole GPU reserved for it."""
+    if not plan.to_time:
+        return plan
+    on_gpu = plan.device == "cuda"
+    resources = {
+        "cpu": plan.spec.lanes.loss.cpus if on_gpu else this_machine().cpus,
+        "gpu": 1 if on_gpu else 0,
+    }
+    jobs = [_job(plan, name, "speed", provenance) for name in plan.to_time]
+    _run_round(plan, jobs, resources, concurrent=1, on_tick=None)
+    return plan.refreshed()
+
+
+def _job(plan: Plan, name: str, lane: str, provenance: Provenance) -> Job:
+    planned = plan.desired[name]
+    folder = plan.ledger.describe(planned)
+    kind = "attempt" if lane == "loss" else "speed"
+    cell = next(c for c in plan.sweep.cells if c.cell_id == planned.cell_id)
+    assert plan.data_folder is not None
+    return Job(
+        lane=lane,
+        replicate_id=name,
+        seed=planned.seed,
+        config=cell.values,
+        journal=str(plan.ledger.next_attempt(name, kind)),
+        folder=str(folder),
+        data_folder=str(plan.data_folder),
+        device=plan.device,
+        precision=plan.precision,
+        threads=plan.threads,
+        steps=plan.spec.lanes.speed.steps,
+        warmup_steps=plan.spec.lanes.speed.warmup_steps,
+        stamp=trial_stamp(provenance),
+    )
+
+
+def _run_round(
+    plan: Plan,
+    jobs: list[Job],
+    resources: Mapping[str, float],
+    *,
+    concurrent: int,
+    on_tick: OnTick | None,
+) -> None:
+    """One Tune experiment over a list of jobs; a job whose worker died is journalled as such."""
+    with tempfile.TemporaryDirectory(prefix="seedfront-tune-") as storage, _ticking(on_tick):
+        tuner = tune.Tuner(
+            tune.with_resources(TrialWorker, dict(resources)),
+            param_space={"job": tune.grid_search([asdict(job) for job in jobs])},
+            tune_config=tune.TuneConfig(
+                reuse_actors=plan.spec.reuse_workers,
+                max_concurrent_trials=concurrent or None,
+                trial_dirname_creator=lambda trial: trial.trial_id,
+            ),
+            run_config=tune.RunConfig(
+                name=f"round-{time.time_ns()}",
+                storage_path=storage,
+                failure_config=tune.FailureConfig(max_failures=0),
+                verbose=0,
+            ),
+        )
+        tuner.fit()
+    for job in jobs:
+        _close_abandoned(Path(job.journal))
+
+
+def _close_abandoned(path: Path) -> None:
+    """Journal the end of an attempt whose process died without a word."""
+    if path.is_file() and (last_event(path) or {}).get("event") == "end":
+        return
+    journal = Journal(path)
+    journal.append(
+        {
+            "event": "end",
+            "status": "failed",
+            "failure_class": "oom_host",
+            "error": "the worker process was killed, for example because memory ran out",
+        }
+    )
+    journal.close()
+
+
+@contextmanager
+def _ticking(on_tick: OnTick | None) -> Iterator[None]:
+    """Calls `on_tick` in a thread of its own; its first error ends the `with` block's success."""
+    if on_tick is None:
+        yield
+        return
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def loop() -> None:
+        while not stop.wait(POLL_SECONDS):
+            try:
+                on_tick()
+            except Exception as error:  # noqa: BLE001 - raised again in the main thread
+                errors.append(error)
+                return
+
+    thread = threading.Thread(target=loop, name="ticker", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@contextmanager
+def _ray(plan: Plan) -> Iterator[None]:
+    """A local Ray for a `with` block; SIGTERM to the driver interrupts it as Ctrl-C does."""
+    if not (plan.to_run or plan.to_time):
+        yield
+        return
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        ray.init(
+            num_cpus=this_machine().cpus,
+            num_gpus=len(this_machine().gpus) if plan.device == "cuda" else 0,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=OBJECT_STORE_BYTES,
+            runtime_env={"env_vars": _worker_environment(plan)},
+        )
+        yield
+    finally:
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _worker_environment(plan: Plan) -> dict[str, str]:
+    """Workers import this checkout, whatever their working directory is."""
+    path = os.pathsep.join(p for p in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if p)
+    return {"PYTHONPATH": path, "OMP_NUM_THREADS": str(plan.threads)}
+
+
+def reap_orphans(plan: Plan) -> int:
+    """End processes on this host that an earlier, killed driver left behind; returns how many."""
+    states: list[ReplicateState] = list(plan.states.values())
+    states += plan.ledger.states(plan.undesired).values()
+    processes = list(orphans(states))
+    for process in processes:
+        try:
+            process.terminate()
+        except psutil.NoSuchProcess:
+            continue
+    _, alive = psutil.wait_procs(processes, timeout=ORPHAN_GRACE_SECONDS)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=ORPHAN_GRACE_SECONDS)
+    return len(processes)
+
+
+def probe_ray() -> str:
+    """Start a local Ray, run one task in a worker, stop it; returns what was seen."""
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=OBJECT_STORE_BYTES,
+    )
+    try:
+        task = ray.remote(os.getpid)
+        worker = ray.get(task.remote(), timeout=60)
+    finally:
+        ray.shutdown()
+    return f"Ray {ray.__version__} runs a task in a worker (pid {worker})"
