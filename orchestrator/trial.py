@@ -1,0 +1,341 @@
+"""One trial: from a configuration and a seed to an outcome, without Ray, MLflow or Hydra.
+
+`run_trial` trains and evaluates, `measure_speed` times optimizer steps. Both take plain inputs and
+build everything else from them; the global random generators are neither read nor advanced. What
+happens is told to a journal, event by event:
+
+    start        what is known before the first step, and the step that was resumed from
+    step         a curve point: the first and last step, every `log.every_steps`, every evaluation
+    checkpoint   the step from which the trial can now be continued
+    stop         asked to stop before the end; no result
+    end          `completed` or `diverged`, with the fields of `TrialRecord` that were measured
+
+A divergence is an outcome. A programming error propagates.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator.config import TrialConfig, trial_to_dict
+from orchestrator.training.checkpoint import Checkpoint, load_newest, save_checkpoint
+from orchestrator.training.evaluate import Evaluation
+from orchestrator.training.loop import StepMetrics, fit, is_due
+from orchestrator.training.runtime import Runtime
+from orchestrator.training.session import Session, open_session
+from orchestrator.training.speed import SpeedOutcome, measure_speed
+
+__all__ = [
+    "JournalSink",
+    "ListJournal",
+    "NullJournal",
+    "Runtime",
+    "SpeedOutcome",
+    "TrialOutcome",
+    "measure_speed",
+    "run_trial",
+]
+
+
+class JournalSink(Protocol):
+    """Where a trial says what happens."""
+
+    def append(self, event: dict[str, Any]) -> None:
+        """Takes one event: plain values, with the event's kind under `event`."""
+
+
+class NullJournal:
+    """Forgets every event."""
+
+    def append(self, event: dict[str, Any]) -> None:
+        """Does nothing."""
+
+
+class ListJournal:
+    """Keeps every event in memory.
+
+    Attributes:
+        events: in the order in which they came.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def append(self, event: dict[str, Any]) -> None:
+        """Keeps the event."""
+        self.events.append(event)
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The events of one kind."""
+        return [event for event in self.events if event["event"] == kind]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialOutcome:
+    """What came out of a trial; names are those of `TrialRecord`, where they have one.
+
+    Attributes:
+        status: `completed`, `diverged`, or `stopped` where the caller asked for it.
+        failure_class: `diverged` for a diverged trial.
+        diverged_because: what showed the divergence, in words.
+        steps: optimizer steps done.
+        tokens: training tokens seen.
+        init_loss_nats: evaluation loss before the first step.
+        val_loss_nats: evaluation loss after the last step of a completed trial.
+        val_loss_se: its standard error over windows.
+        val_bits_per_byte: the same in bits per byte.
+        train_loss_nats: mean training loss over the last tenth of the steps of a completed trial.
+        applied_lr_peak: largest rate of the first group, read back from the optimizer.
+        wall_seconds: of all attempts that led here by checkpoints, set-up and evaluation included.
+        device_seconds: time for which those attempts held their device.
+        peak_memory_bytes: largest device memory; on CPU the process's largest resident memory.
+    """
+
+    status: str
+    failure_class: str | None = None
+    diverged_because: str | None = None
+    steps: int
+    tokens: int
+    init_loss_nats: float
+    val_loss_nats: float | None = None
+    val_loss_se: float | None = None
+    val_bits_per_byte: float | None = None
+    train_loss_nats: float | None = None
+    applied_lr_peak: float
+    wall_seconds: float
+    device_seconds: float
+    peak_memory_bytes: int
+
+    def as_fields(self) -> dict[str, Any]:
+        """Plain values by name."""
+        return asdict(self)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Progress:
+    """What a trial carries from step to step, and across attempts.
+
+    Attributes:
+        init_loss_nats: evaluation loss before the first step.
+        steps: optimizer steps done.
+        training_seconds: of those steps.
+        earlier_wall_seconds: of earlier attempts, up to their checkpoint.
+        applied_lr_peak: largest rate of the first group so far.
+        last_losses: training losses of the last tenth of the steps, as far as they are done.
+        notes: about checkpoints that could not be used.
+        evaluation: the newest one.
+        diverged_because: of the step that ended the trial.
+    """
+
+    init_loss_nats: float
+    steps: int = 0
+    training_seconds: float = 0.0
+    earlier_wall_seconds: float = 0.0
+    applied_lr_peak: float = 0.0
+    last_losses: list[float] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    evaluation: Evaluation | None = None
+    diverged_because: str | None = None
+
+    def advance(self, metrics: StepMetrics, num_steps: int) -> None:
+        """Takes in one more step."""
+        self.steps = metrics.step
+        self.applied_lr_peak = max(self.applied_lr_peak, next(iter(metrics.lr.values())))
+        if metrics.step > num_steps - math.ceil(num_steps / 10):
+            self.last_losses.append(metrics.train_loss_nats)
+        if metrics.seconds is not None:
+            self.training_seconds = metrics.seconds
+        if metrics.evaluation is not None:
+            self.evaluation = metrics.evaluation
+        self.diverged_because = metrics.diverged_because
+
+    def carried(self, wall_seconds: float) -> dict[str, Any]:
+        """What a checkpoint must hold besides tensors."""
+        return {
+            "init_loss_nats": self.init_loss_nats,
+            "training_seconds": self.training_seconds,
+            "earlier_wall_seconds": wall_seconds,
+            "applied_lr_peak": self.applied_lr_peak,
+            "last_losses": self.last_losses,
+        }
+
+
+def run_trial(
+    config: TrialConfig,
+    *,
+    seed: int,
+    data_folder: Path,
+    runtime: Runtime,
+    journal: JournalSink,
+    checkpoint_folder: Path | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> TrialOutcome:
+    """Trains one configuration with one seed to the end of its budget, or from its checkpoint on.
+
+    On a CPU two runs with one seed are equal bit for bit, and a run that was interrupted and
+    continued equals one that wasn't.
+
+    Args:
+        config: of the trial.
+        seed: of initialisation, and of the data order where `config.data_seed` is null.
+        data_folder: a prepared data set.
+        runtime: device and arithmetic.
+        journal: where the events go.
+        checkpoint_folder: where checkpoints are written and looked for; None for neither.
+        should_stop: asked after every step that has been read; true ends the trial, with a
+            checkpoint where there is a folder for it.
+
+    Raises:
+        ValueError: inputs that cannot be trained with.
+        CheckpointMismatchError: the folder's checkpoint belongs to another trial.
+    """
+    started = time.perf_counter()
+    with runtime.applied():
+        runtime.reset_peak_memory()
+        session = open_session(config, seed=seed, data_folder=data_folder, runtime=runtime)
+        progress = _begin(session, checkpoint_folder)
+        started -= progress.earlier_wall_seconds
+        journal.append(
+            {
+                "event": "start",
+                "resumed_from_step": progress.steps,
+                "checkpoint_notes": list(progress.notes),
+                "init_loss_nats": progress.init_loss_nats,
+                **session.facts(),
+            }
+        )
+        is_stopped = _train(session, progress, journal, checkpoint_folder, should_stop, started)
+        outcome = _outcome(session, progress, time.perf_counter() - started, is_stopped=is_stopped)
+        kind = "stop" if is_stopped else "end"
+        journal.append({"event": kind, **outcome.as_fields()})
+        return outcome
+
+
+def _begin(session: Session, checkpoint_folder: Path | None) -> _Progress:
+    """The state to start from: the newest checkpoint's, or the freshly drawn model's."""
+    if checkpoint_folder is not None:
+        checkpoint = load_newest(checkpoint_folder, _identity(session))
+        if checkpoint is not None:
+            return _restore(session, checkpoint)
+    return _Progress(init_loss_nats=session.evaluate().loss_nats)
+
+
+def _restore(session: Session, checkpoint: Checkpoint) -> _Progress:
+    session.model.load_state_dict(checkpoint.part("model"))
+    session.optimizer.load_state_dict(checkpoint.part("optimizer"))
+    return _Progress(steps=checkpoint.step, notes=checkpoint.notes, **checkpoint.facts)
+
+
+def _train(
+    session: Session,
+    progress: _Progress,
+    journal: JournalSink,
+    checkpoint_folder: Path | None,
+    should_stop: Callable[[], bool],
+    started: float,
+) -> bool:
+    """Trains to the end, to a divergence, or until asked to stop; returns whether it was asked."""
+    config = session.config
+
+    def save() -> None:
+        if checkpoint_folder is not None:
+            _save(session, progress, checkpoint_folder, time.perf_counter() - started)
+            journal.append({"event": "checkpoint", "step": progress.steps})
+
+    for metrics in fit(
+        session.model,
+        session.optimizer,
+        session.batches,
+        config,
+        session.runtime,
+        evaluate_now=session.evaluate,
+        start_step=progress.steps,
+        start_seconds=progress.training_seconds,
+    ):
+        progress.advance(metrics, config.num_steps)
+        if _is_curve_point(metrics, config):
+            journal.append(_step_event(metrics, progress))
+        if metrics.seconds is None or metrics.diverged_because or metrics.step == config.num_steps:
+            continue
+        if is_due(config.checkpoint.every_steps, metrics.step):
+            save()
+        if should_stop():
+            if not is_due(config.checkpoint.every_steps, metrics.step):
+                save()
+            return True
+    return False
+
+
+def _is_curve_point(metrics: StepMetrics, config: TrialConfig) -> bool:
+    return (
+        metrics.step in (1, config.num_steps)
+        or is_due(config.log.every_steps, metrics.step)
+        or metrics.evaluation is not None
+        or metrics.diverged_because is not None
+    )
+
+
+def _step_event(metrics: StepMetrics, progress: _Progress) -> dict[str, Any]:
+    evaluation = metrics.evaluation
+    return {
+        "event": "step",
+        "step": metrics.step,
+        "tokens": metrics.tokens,
+        "wall_seconds": progress.training_seconds,
+        "lr": next(iter(metrics.lr.values())),
+        "lr_by_group": metrics.lr,
+        "train_loss_nats": metrics.train_loss_nats,
+        "grad_norm": metrics.grad_norm,
+        "val_loss_nats": None if evaluation is None else evaluation.loss_nats,
+        "val_loss_se": None if evaluation is None else evaluation.standard_error,
+    }
+
+
+def _save(session: Session, progress: _Progress, folder: Path, wall_seconds: float) -> None:
+    tensors = {f"model/{n}": t for n, t in session.model.state_dict().items()}
+    tensors |= {f"optimizer/{n}": t for n, t in session.optimizer.state_dict().items()}
+    save_checkpoint(
+        folder,
+        step=progress.steps,
+        tensors=tensors,
+        facts=progress.carried(wall_seconds),
+        identity=_identity(session),
+    )
+
+
+def _identity(session: Session) -> dict[str, Any]:
+    """What a checkpoint's trial and the one that continues from it must share."""
+    return {
+        "config": trial_to_dict(session.config),
+        "seed": session.seed,
+        "data_id": session.dataset.data_id,
+        "device_type": session.runtime.torch_device.type,
+        "precision": session.runtime.precision,
+    }
+
+
+def _outcome(
+    session: Session, progress: _Progress, wall_seconds: float, *, is_stopped: bool
+) -> TrialOutcome:
+    status = "stopped" if is_stopped else "diverged" if progress.diverged_because else "completed"
+    evaluation = progress.evaluation if status == "completed" else None
+    losses = progress.last_losses if status == "completed" else []
+    return TrialOutcome(
+        status=status,
+        failure_class="diverged" if status == "diverged" else None,
+        diverged_because=progress.diverged_because,
+        steps=progress.steps,
+        tokens=progress.steps * session.config.batch.tokens,
+        init_loss_nats=progress.init_loss_nats,
+        val_loss_nats=None if evaluation is None else evaluation.loss_nats,
+        val_loss_se=None if evaluation is None else evaluation.standard_error,
+        val_bits_per_byte=None if evaluation is None else evaluation.bits_per_byte,
+        train_loss_nats=math.fsum(losses) / len(losses) if losses else None,
+        applied_lr_peak=progress.applied_lr_peak,
+        wall_seconds=wall_seconds,
+        device_seconds=wall_seconds,
+        peak_memory_bytes=session.runtime.peak_memory_bytes(),
+    )
