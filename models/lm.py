@@ -76,16 +76,13 @@ class LanguageModel(nn.Module):
 
     def loss(self, inputs: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
         """Mean cross-entropy in nats per token, float32."""
-        hidden = self.hidden(inputs).flatten(0, 1)
-        return linear_cross_entropy(hidden, self.head.weight, targets.flatten(), reduction="mean")
+        return self._cross_entropy(inputs, targets, "mean")
 
     def token_losses(
         self, inputs: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B T"]:
         """Cross-entropy of each target in nats, float32."""
-        hidden = self.hidden(inputs).flatten(0, 1)
-        losses = linear_cross_entropy(hidden, self.head.weight, targets.flatten(), reduction="none")
-        return losses.view(targets.shape)
+        return self._cross_entropy(inputs, targets, "none").view(targets.shape)
 
     def initial_state(self, batch_size: int, dtype: torch.dtype = torch.float32) -> ModelState:
         """The empty memory of every layer, on the model's device.
@@ -98,12 +95,13 @@ class LanguageModel(nn.Module):
         device = self.embedding.weight.device
         return [block.mixer.initial_state(batch_size, device, dtype) for block in self._blocks()]
 
+    @torch.no_grad()
     def extend(
         self, tokens: Int[Tensor, "B T"], state: ModelState
     ) -> tuple[Float[Tensor, "B D"], ModelState]:
         """Reads T more tokens at once: the logits after the last, and the memory.
 
-        Consumes `state`; keep a copy to return to it.
+        Without gradients. Consumes `state`: keep a `models.generate.snapshot` to return to it.
         """
         x = self._embed(tokens)
         after = []
@@ -112,10 +110,11 @@ class LanguageModel(nn.Module):
             after.append(memory)
         return self.head(self.final_norm(x[:, -1])), after
 
+    @torch.no_grad()
     def step(
         self, tokens: Int[Tensor, " B"], state: ModelState
     ) -> tuple[Float[Tensor, "B vocab"], ModelState]:
-        """Reads one more token: the logits after it, and the memory; consumes `state`."""
+        """Reads one more token, as `extend` does: the logits after it, and the memory."""
         x = self._embed(tokens)
         after = []
         for block, memory in zip(self._blocks(), state, strict=True):
@@ -132,6 +131,13 @@ class LanguageModel(nn.Module):
         """What serves the memory rule on the model's device; `sdpa` in a softmax stack."""
         served = {block.mixer.kernel_impl for block in self._blocks()}
         return served.pop() if len(served) == 1 else (served - {"sdpa"}).pop()
+
+    def _cross_entropy(self, inputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        hidden = self.hidden(inputs).flatten(0, 1)
+        # Logits of all tokens are never held at once; under autocast they are bfloat16 products
+        # of float32 masters, as any other projection, and the cross-entropy itself is float32.
+        weight = self.head.weight.to(hidden.dtype)
+        return linear_cross_entropy(hidden, weight, targets.flatten(), reduction=reduction)
 
     def _blocks(self) -> list[Block]:
         return [cast(Block, block) for block in self.blocks]

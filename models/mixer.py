@@ -111,17 +111,17 @@ class Mixer(nn.Module, ABC):
     def extend(
         self, x: Float[Tensor, "B T D"], state: MixerState
     ) -> tuple[Float[Tensor, "B T D"], MixerState]:
-        """Outputs for T more tokens at once, and the memory after them; consumes `state`."""
+        """Outputs for T more tokens at once, and the memory after them.
+
+        For generation, without gradients. Consumes `state`: its tensors may be updated in place,
+        so whoever wants to return to it keeps a copy (`models.generate.snapshot`).
+        """
 
     @abstractmethod
     def step(
         self, x: Float[Tensor, "B D"], state: MixerState
     ) -> tuple[Float[Tensor, "B D"], MixerState]:
-        """The output for one more token, and the memory after it; equal to `forward`'s.
-
-        Consumes `state`: its tensors may be updated in place, so whoever wants to return to it
-        keeps a copy (`models.generate.snapshot`).
-        """
+        """As `extend` for one token; the outputs are `forward`'s."""
 
     @abstractmethod
     def kv_bytes_per_token(self, dtype: torch.dtype = torch.float32) -> int:

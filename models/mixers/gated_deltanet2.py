@@ -18,7 +18,6 @@ Cost per token and value head: 7 K V FLOPs; 4 K V bytes of state, whatever the l
 
 from typing import final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -121,7 +120,7 @@ class GatedDeltaNet2(RecurrentMixer):
             write=write,
             state=memory["memory"],
             qk_l2norm=True,
-            in_place=not torch.is_grad_enabled(),
+            in_place=True,
         )
         return Remembered(out, {"memory": state})
 

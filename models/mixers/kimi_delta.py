@@ -16,7 +16,6 @@ Cost per token and value head: 7 K V FLOPs; 4 K V bytes of state, whatever the l
 
 from typing import final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -104,7 +103,7 @@ class KimiDelta(RecurrentMixer):
             beta=beta,
             state=memory["memory"],
             qk_l2norm=True,
-            in_place=not torch.is_grad_enabled(),
+            in_place=True,
         )
         return Remembered(out, {"memory": state})
 

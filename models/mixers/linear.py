@@ -18,7 +18,6 @@ length.
 
 from typing import final
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -103,7 +102,7 @@ class Linear(RecurrentMixer):
             feature_map="elu1",
             normalize=True,
             state=(memory["memory"], memory["normalizer"]),
-            in_place=not torch.is_grad_enabled(),
+            in_place=True,
         )
         return Remembered(out, _named(state))
 
@@ -169,7 +168,7 @@ class LinearUnnormalized(RecurrentMixer):
             feature_map="identity",
             normalize=False,
             state=memory["memory"],
-            in_place=not torch.is_grad_enabled(),
+            in_place=True,
         )
         return Remembered(out, _named(state))
 
