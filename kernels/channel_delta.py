@@ -15,7 +15,7 @@ symmetric and its norm can exceed 1: without decay the memory may grow.
 Sources: Kimi team, "Kimi Linear" (arXiv 2510.26692), section 3; for the gated delta rule 2, "Linear
 Attention Architectures" (arXiv 2607.07953). Unlike the published chunked forms, no exponent is ever
 positive and none is bounded, whatever the decay (see `channel_decay`), and one triangular solve
-serves values and keys at once (see `chunked.DeltaChunks`).
+serves values and keys at once (see `delta_chunks`).
 
 Cost: state 4·K·V bytes per head; forward about 6·K·V + 2·K² + 4·C·(K + V) FLOPs per token and
 head, and (log2(C) + 2)·K exponentials, which the backward keeps beside what the scalar rules keep.
@@ -28,11 +28,12 @@ from torch import Tensor
 
 from kernels import reference
 from kernels.channel_decay import channel_factors, decayed_gram
-from kernels.chunked import ChunkedInputs, DeltaChunks
+from kernels.chunk_layout import ChunkedInputs
+from kernels.delta_chunks import delta_chunks
 from kernels.dispatch import Rule, call_delta_rule
 
-# Axis letters: B batch, T time, H heads, K key dim, V value dim, C position in a chunk, N chunks,
-# G value heads of one key head, Z = N · HV.
+# Axis letters: B batch, T time, H heads, K key dim, V value dim, C position in a chunk, Z chunks
+# of all sequences · HV.
 
 CHUNK = 32
 
@@ -62,22 +63,21 @@ def _chunked(
         qk_l2norm=qk_l2norm,
         size=size,
     )
-    halves, entering, leaving = channel_factors(inputs.split_gate(log_decay).flatten(0, 2))
-    heads = inputs.v.shape[:3]
-    q_ZCK = inputs.q.expand(*heads, -1, -1).flatten(0, 2)
-    k_ZCK = inputs.k.expand(*heads, -1, -1).flatten(0, 2)
-    erased_ZCK = inputs.split_gate(erase).flatten(0, 2) * k_ZCK
-    read, erase_gram = decayed_gram(halves, k_ZCK, q_ZCK, erased_ZCK)
-    chunks = DeltaChunks(
+    halves, entering, leaving = channel_factors(inputs.split_gate(log_decay))
+    q_ZCK, k_ZCK = inputs.per_value_head(inputs.q), inputs.per_value_head(inputs.k)
+    erased_ZCK = inputs.split_gate(erase) * k_ZCK
+    read_gram, erase_gram = decayed_gram(halves, k_ZCK, q_ZCK, erased_ZCK)
+    out, final, residual = delta_chunks(
         erase=erase_gram,
-        read=read,
-        targets=(inputs.split_gate(write) * inputs.v).flatten(0, 2),
+        read=read_gram,
+        targets=inputs.split_gate(write) * inputs.v,
         erase_keys=erased_ZCK * entering,
         queries=q_ZCK * entering,
         write_keys=k_ZCK * leaving,
         retention=entering[:, -1, :, None],
+        initial=inputs.initial,
+        active=inputs.active,
     )
-    out, final, residual = chunks.run(inputs.initial, inputs.active)
     return inputs.join(out, v.dtype), inputs.join_states(final), inputs.join(residual, v.dtype)
 
 

@@ -39,11 +39,12 @@ from kernels.arguments import (
     check_values,
 )
 from kernels.channel_decay import channel_factors, decayed_gram
-from kernels.chunked import ChunkedInputs, scan_states
-from kernels.scalar_decay import ScalarDecays
+from kernels.chunk_layout import ChunkedInputs
+from kernels.scalar_decay import scalar_factors
+from kernels.state_scan import scan_states
 
-# Axis letters: B batch, T time, H heads, K key dim, V value dim, C position in a chunk, N chunks,
-# G value heads of one key head, Z = N · HV.
+# Axis letters: B batch, T time, H heads, K key dim, V value dim, C position in a chunk, Z chunks
+# of all sequences · HV.
 
 FEATURE_MAPS = ("elu1", "identity")
 CHUNK = 64
@@ -100,9 +101,8 @@ def _chunked(
         size=size,
     )
     read, queries, keys, retention = _factors(inputs, log_decay)
-    v_ZCV = inputs.v.flatten(0, 2)
-    entering, final = scan_states(retention, keys.mT @ v_ZCV, inputs.initial, inputs.active)
-    out = inputs.join(torch.baddbmm(queries @ entering, read, v_ZCV), dtype)
+    entering, final = scan_states(retention, keys.mT @ inputs.v, inputs.initial, inputs.active)
+    out = inputs.join(torch.baddbmm(queries @ entering, read, inputs.v), dtype)
     state = inputs.join_states(final)
     if not normalize:
         return out.to(v.dtype), state
@@ -114,23 +114,17 @@ def _factors(
     inputs: ChunkedInputs, log_decay: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Read matrix `[Z, C, C]`, decayed queries and keys `[Z, C, K]`, retention `[Z, K or 1, 1]`."""
-    heads = inputs.v.shape[:3]
+    q_ZCK, k_ZCK = inputs.per_value_head(inputs.q), inputs.per_value_head(inputs.k)
     if log_decay is not None and log_decay.ndim == 4:
-        halves, since, until = channel_factors(inputs.split_gate(log_decay).flatten(0, 2))
-        q_ZCK = inputs.q.expand(*heads, -1, -1).flatten(0, 2)
-        k_ZCK = inputs.k.expand(*heads, -1, -1).flatten(0, 2)
+        halves, entering, leaving = channel_factors(inputs.split_gate(log_decay))
         (read,) = decayed_gram(halves, k_ZCK, q_ZCK)
-        return read, q_ZCK * since, k_ZCK * until, since[:, -1, :, None]
-    read, queries, keys = inputs.q @ inputs.k.mT, inputs.q, inputs.k
+        return read, q_ZCK * entering, k_ZCK * leaving, entering[:, -1, :, None]
+    read = inputs.per_value_head(inputs.q @ inputs.k.mT)
     if log_decay is None:
-        read = read.tril()
-        retention = read.new_ones(*heads, 1, 1)
-    else:
-        decays = ScalarDecays.of(inputs.split_gate(log_decay)[..., 0])
-        read, queries, keys = read * decays.until, queries * decays.entering, keys * decays.leaving
-        retention = decays.entering[..., -1:, :]
-    read, queries, keys = (x.expand(*heads, -1, -1).flatten(0, 2) for x in (read, queries, keys))
-    return read, queries, keys, retention.flatten(0, 2)
+        return read.tril(), q_ZCK, k_ZCK, read.new_ones(len(read), 1, 1)
+    between, entering = scalar_factors(inputs.split_gate(log_decay)[..., 0])
+    entering_ZC1, leaving_ZC1 = entering[..., None], between[:, -1, :, None]
+    return read * between, q_ZCK * entering_ZC1, k_ZCK * leaving_ZC1, entering_ZC1[:, -1:]
 
 
 LINEAR_ATTENTION: dict[str, Callable[..., tuple[Any, ...]]] = {

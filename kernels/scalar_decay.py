@@ -1,41 +1,51 @@
-"""Decay factors between the tokens of a chunk, for one decay per head."""
+"""What the tokens of a chunk still see of each other, for one decay per head.
 
-from dataclasses import dataclass
+Equation, with G_i the log decay summed from the start of the chunk up to token i:
+
+    between_ij = exp(G_i − G_j) for j ≤ i, else 0      entering_i = exp(G_i)
+
+Sums are float64: a difference of float32 sums loses the digits of a weak decay that follows a strong
+one. The diagonal of `between` is the constant 1 and never exp(G_i − G_i): the two gradients of such
+an entry cancel, and where the decay is strong their rounding would drown those of all others.
+Exponents above the diagonal are positive and are replaced before they can overflow.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Axis letters: C position in a chunk; Z chunks of all sequences · heads.
 
 
-@dataclass(frozen=True, slots=True)
-class ScalarDecays:
-    """What the tokens of a chunk still see of each other; G is the log decay summed up to a token.
+class _ScalarFactors(torch.autograd.Function):
+    """See `scalar_factors`."""
 
-    Attributes:
-        before: exp(G_i − G_j) for j < i, else 0 `[..., C, C]`.
-        until: the same with ones on the diagonal.
-        entering: exp(G_i), what is left of the entering state `[..., C, 1]`.
-        leaving: exp(G_C − G_j), what is left of a token's write at the end `[..., C, 1]`.
+    @staticmethod
+    def forward(ctx: Any, log_decay: Tensor) -> tuple[Tensor, Tensor]:
+        total, size = log_decay.double().cumsum(-1), log_decay.shape[-1]
+        is_above = torch.ones(size, size, dtype=torch.bool, device=log_decay.device).triu(1)
+        exponent = (total[:, :, None] - total[:, None, :]).to(log_decay.dtype)
+        between = exponent.masked_fill_(is_above, -torch.inf).exp_()
+        entering = total.to(log_decay.dtype).exp_()
+        ctx.save_for_backward(between, entering)
+        return between, entering
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_between: Tensor, d_entering: Tensor) -> Tensor:
+        between, entering = ctx.saved_tensors
+        d_exponent = (d_between * between).tril_(-1).double()
+        d_total = d_exponent.sum(-1) - d_exponent.sum(-2) + d_entering * entering
+        # The gradient of a log decay sums those of all later totals.
+        return d_total.flip(-1).cumsum(-1).flip(-1).to(between.dtype)
+
+
+def scalar_factors(log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """`between` `[Z, C, C]` and `entering` `[Z, C]` of chunks with log decays `[Z, C]` ≤ 0.
+
+    The last row of `between` is what is left of each token's write at the end of the chunk, the
+    last entry of `entering` what is left of the entering state there.
     """
-
-    before: Tensor
-    until: Tensor
-    entering: Tensor
-    leaving: Tensor
-
-    @classmethod
-    def of(cls, log_decay: Tensor) -> "ScalarDecays":
-        """The factors of a chunk with these log decays `[..., C]`, at most 0.
-
-        Sums are float64: a difference of float32 sums loses the digits of a weak decay that
-        follows a strong one. Factors whose exponent is zero (a token with itself) are the constant
-        1 and never exp(G_i − G_i), or their two gradients, which cancel, would drown those of all
-        others where the decay is strong. What lies above the diagonal has a positive exponent,
-        which is replaced before it can overflow.
-        """
-        size, dtype, device = log_decay.shape[-1], log_decay.dtype, log_decay.device
-        total = log_decay.double().cumsum(-1)
-        exponent = total[..., :, None] - total[..., None, :]
-        is_masked = torch.ones(size, size, dtype=torch.bool, device=device).triu()
-        before = exponent.masked_fill(is_masked, -torch.inf).to(dtype).exp()
-        until = before + torch.eye(size, dtype=dtype, device=device)
-        return cls(before, until, total.to(dtype).exp()[..., None], until[..., -1, :, None])
+    return _ScalarFactors.apply(log_decay)

@@ -13,7 +13,7 @@ S `[B, HV, K, V]`, float32 (float64 for float64 inputs). Keys should be of unit 
 Sources: Yang et al., "Parallelizing Linear Transformers with the Delta Rule" (arXiv 2406.06484),
 section 3, and "Gated Delta Networks" (arXiv 2412.06464), equation 10 and section 3.3. Unlike their
 chunked form, one triangular solve serves values and keys at once, and its results go straight into
-the K × K map of the state across a chunk (see `chunked.DeltaChunks`).
+the K × K map of the state across a chunk (see `delta_chunks`).
 
 Cost: state 4·K·V bytes per head; forward about 6·K·V + 2·K² + 4·C·(K + V) FLOPs per token and
 head; the backward keeps, per chunk of C tokens, a few C × C and K × K matrices and the K × V state.
@@ -23,12 +23,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kernels import reference
-from kernels.chunked import ChunkedInputs, DeltaChunks
+from kernels.chunk_layout import ChunkedInputs
+from kernels.delta_chunks import delta_chunks
 from kernels.dispatch import Rule, call_delta_rule
-from kernels.scalar_decay import ScalarDecays
+from kernels.scalar_decay import scalar_factors
 
-# Axis letters: B batch, T time, H heads, K key dim, V value dim, C position in a chunk, N chunks,
-# G value heads of one key head, Z = N · HV.
+# Axis letters: B batch, T time, H heads, K key dim, V value dim, C position in a chunk, Z chunks
+# of all sequences · HV.
 
 CHUNK = 64
 
@@ -57,29 +58,31 @@ def _chunked(
         qk_l2norm=qk_l2norm,
         size=size,
     )
-    beta_NHGC1 = inputs.split_gate(beta)
-    erase = beta_NHGC1 * (inputs.k @ inputs.k.mT)
-    read = inputs.q @ inputs.k.mT
-    erase_keys = beta_NHGC1 * inputs.k
-    queries, write_keys, retention = inputs.q, inputs.k, None
+    beta_ZC1 = inputs.split_gate(beta)
+    k_ZCK, q_ZCK = inputs.per_value_head(inputs.k), inputs.per_value_head(inputs.q)
+    erase = inputs.per_value_head(inputs.k @ inputs.k.mT) * beta_ZC1
+    read = inputs.per_value_head(inputs.q @ inputs.k.mT)
+    erase_keys, write_keys, retention = beta_ZC1 * k_ZCK, k_ZCK, None
     if log_decay is None:
         read = read.tril()
     else:
-        decays = ScalarDecays.of(inputs.split_gate(log_decay)[..., 0])
-        erase, read = erase * decays.before, read * decays.until
-        erase_keys, queries = erase_keys * decays.entering, queries * decays.entering
-        write_keys, retention = write_keys * decays.leaving, decays.entering[..., -1:, :]
-    heads = inputs.v.shape[:3]
-    chunks = DeltaChunks(
-        erase=erase.flatten(0, 2),
-        read=read.expand(*heads, -1, -1).flatten(0, 2),
-        targets=(beta_NHGC1 * inputs.v).flatten(0, 2),
-        erase_keys=erase_keys.flatten(0, 2),
-        queries=queries.expand(*heads, -1, -1).flatten(0, 2),
-        write_keys=write_keys.expand(*heads, -1, -1).flatten(0, 2),
-        retention=None if retention is None else retention.flatten(0, 2),
+        between, entering = scalar_factors(inputs.split_gate(log_decay)[..., 0])
+        entering_ZC1 = entering[..., None]
+        erase, read = erase * between, read * between
+        erase_keys, q_ZCK = erase_keys * entering_ZC1, q_ZCK * entering_ZC1
+        write_keys = k_ZCK * between[:, -1, :, None]
+        retention = entering_ZC1[:, -1:]
+    out, final, residual = delta_chunks(
+        erase=erase,
+        read=read,
+        targets=beta_ZC1 * inputs.v,
+        erase_keys=erase_keys,
+        queries=q_ZCK,
+        write_keys=write_keys,
+        retention=retention,
+        initial=inputs.initial,
+        active=inputs.active,
     )
-    out, final, residual = chunks.run(inputs.initial, inputs.active)
     return inputs.join(out, v.dtype), inputs.join_states(final), inputs.join(residual, v.dtype)
 
 
