@@ -1,0 +1,220 @@
+"""Every arm against a baseline, each at its own best learning rate: one family of comparisons."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis.arms import Arm, Cell
+from analysis.samples import seeds_needed, smallest_detectable_difference
+from analysis.stats import (
+    CONSTANT_SD,
+    SIGNIFICANCE,
+    Array,
+    BlockedAnova,
+    Difference,
+    Interval,
+    benjamini_hochberg,
+    blocked_anova,
+    blocked_difference,
+    equivalence_p,
+    f_tail,
+    holm,
+    log_ratio,
+    paired_difference,
+    welch_difference,
+)
+
+VERDICTS = ("better", "worse", "equivalent", "undecided")
+"""What a row may say; each word is bound to a test, see `_verdict`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmDifference:
+    """One arm against the baseline.
+
+    Attributes:
+        arm: the arm.
+        loss: its loss minus the baseline's, tested; none where one side has one seed only.
+        loss_gap: difference of the means over the common seeds, or of all where none is common.
+        pairs: common seeds.
+        p_holm: Holm-adjusted p over the family; NaN where not tested.
+        p_bh: Benjamini-Hochberg-adjusted p; NaN where not tested.
+        p_equivalence: Holm-adjusted p of two one-sided tests against the margin; NaN if not tested.
+        verdict: one of `VERDICTS`.
+        speed_ratio: its speed over the baseline's; none below two common measured seeds.
+    """
+
+    arm: Arm
+    loss: Difference | None
+    loss_gap: float
+    pairs: int
+    p_holm: float
+    p_bh: float
+    p_equivalence: float
+    verdict: str
+    speed_ratio: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """The family "each arm against the baseline".
+
+    Attributes:
+        baseline: the arm compared with.
+        margin_nats: difference that is too small to matter.
+        rows: one per other arm with a result.
+        anova: the pooled test; none where it was not used.
+        why_not_pooled: why there is none; empty where there is one.
+        detectable_nats: true difference that these seeds see with power 80 %; NaN without `anova`.
+        seeds_for_margin: seeds per arm to see the margin; none without `anova` or beyond reach.
+    """
+
+    baseline: Arm
+    margin_nats: float
+    rows: tuple[ArmDifference, ...]
+    anova: BlockedAnova | None
+    why_not_pooled: str
+    detectable_nats: float
+    seeds_for_margin: int | None
+
+
+def compare_arms(
+    pairs: list[tuple[Arm, Cell]], baseline: Arm, margin_nats: float
+) -> Comparison | None:
+    """Differences of every arm to `baseline`; none where the baseline has no result.
+
+    Args:
+        pairs: each arm with its chosen cell.
+        baseline: one of them.
+        margin_nats: difference that is too small to matter, stated beforehand.
+    """
+    chosen = {arm.arm_id: cell for arm, cell in pairs}
+    if baseline.arm_id not in chosen:
+        return None
+    base = chosen[baseline.arm_id]
+    pooled = [cell for cell in chosen.values() if cell.seeds == base.seeds]
+    anova, why_not = _pool(pooled)
+    pooled_ids = {cell.arm_id for cell in pooled} if anova else set()
+    others = [(arm, cell) for arm, cell in pairs if arm.arm_id != baseline.arm_id]
+    tests = [_test(cell, base, anova if cell.arm_id in pooled_ids else None) for _, cell in others]
+    adjusted = _adjust(tests, margin_nats)
+    rows = tuple(
+        _row(arm, cell, base, test, p_values)
+        for (arm, cell), test, p_values in zip(others, tests, adjusted, strict=True)
+    )
+    sd = math.sqrt(2 * anova.mse) if anova else math.nan
+    return Comparison(
+        baseline=baseline,
+        margin_nats=margin_nats,
+        rows=rows,
+        anova=anova,
+        why_not_pooled=why_not,
+        detectable_nats=(
+            smallest_detectable_difference(sd, anova.num_seeds, anova.df_error)
+            if anova
+            else math.nan
+        ),
+        seeds_for_margin=seeds_needed(sd, margin_nats, is_paired=True) if anova else None,
+    )
+
+
+def _pool(cells: list[Cell]) -> tuple[BlockedAnova | None, str]:
+    """The blocked ANOVA over cells with the same seeds, or why it may not be used."""
+    if len(cells) < 2:
+        return None, "no other arm has the baseline's seeds"
+    if cells[0].n < 2:
+        return None, "one seed has no spread"
+    table = np.array([cell.losses for cell in cells])
+    anova = blocked_anova(table)
+    if math.sqrt(anova.mse) < CONSTANT_SD:
+        return None, "the arms differ by constants"
+    p = equal_spread_p(table - table.mean(axis=0))
+    if p < SIGNIFICANCE:
+        return None, f"the arms' spreads differ (Brown-Forsythe p = {p:.2g}), so pairs stand alone"
+    return anova, ""
+
+
+def equal_spread_p(values: Array) -> float:
+    """p of "all rows of `values` [arms, seeds] spread alike" (Brown and Forsythe 1974).
+
+    1 for two seeds, where each row's distances to its median are equal and show nothing.
+    """
+    a, n = values.shape
+    if n < 3 or a < 2:
+        return 1.0
+    distances = np.abs(values - np.median(values, axis=1, keepdims=True))
+    means = distances.mean(axis=1, keepdims=True)
+    within = float(np.sum((distances - means) ** 2)) / (a * (n - 1))
+    between = n * float(np.sum((means - distances.mean()) ** 2)) / (a - 1)
+    if within < CONSTANT_SD**2:
+        return 1.0 if between < CONSTANT_SD**2 else 0.0
+    return f_tail(between / within, a - 1, a * (n - 1))
+
+
+def _common(first: Cell, second: Cell) -> tuple[int, ...]:
+    return tuple(seed for seed in first.seeds if seed in second.seeds)
+
+
+def _test(cell: Cell, base: Cell, anova: BlockedAnova | None) -> Difference | None:
+    if anova is not None:
+        return blocked_difference(anova, cell.mean_loss - base.mean_loss)
+    seeds = _common(cell, base)
+    if len(seeds) >= 2:
+        return paired_difference(cell.at(seeds, cell.losses), base.at(seeds, base.losses))
+    has_spread = any(np.ptp(c.losses) > 0 for c in (cell, base) if c.n)
+    if not seeds and min(cell.n, base.n) >= 2 and has_spread:
+        return welch_difference(cell.losses, base.losses)
+    return None
+
+
+def _adjust(tests: list[Difference | None], margin: float) -> list[tuple[float, float, float]]:
+    """Holm, Benjamini-Hochberg and equivalence p of each test; NaN where there is none."""
+    tested = [index for index, test in enumerate(tests) if test]
+    raw = np.array([test.p for test in tests if test])
+    equal = np.array([equivalence_p(test, margin) for test in tests if test])
+    result = [(math.nan, math.nan, math.nan)] * len(tests)
+    for index, *p_values in zip(
+        tested, holm(raw), benjamini_hochberg(raw), holm(equal), strict=True
+    ):
+        result[index] = (float(p_values[0]), float(p_values[1]), float(p_values[2]))
+    return result
+
+
+def _row(
+    arm: Arm,
+    cell: Cell,
+    base: Cell,
+    test: Difference | None,
+    p_values: tuple[float, float, float],
+) -> ArmDifference:
+    seeds = _common(cell, base)
+    gap = cell.mean_loss - base.mean_loss
+    if seeds:
+        gap = float(np.mean(cell.at(seeds, cell.losses) - base.at(seeds, base.losses)))
+    return ArmDifference(
+        arm=arm,
+        loss=test,
+        loss_gap=gap,
+        pairs=len(seeds),
+        p_holm=p_values[0],
+        p_bh=p_values[1],
+        p_equivalence=p_values[2],
+        verdict=_verdict(gap, p_values[0], p_values[2]),
+        speed_ratio=_speed_ratio(cell, base, seeds),
+    )
+
+
+def _verdict(gap: float, p_different: float, p_equivalent: float) -> str:
+    """The word that the tests allow: a difference first, then equivalence, else neither."""
+    if p_different < SIGNIFICANCE:
+        return "better" if gap < 0 else "worse"
+    if p_equivalent < SIGNIFICANCE:
+        return "equivalent"
+    return "undecided"
+
+
+def _speed_ratio(cell: Cell, base: Cell, seeds: tuple[int, ...]) -> Interval | None:
+    first, second = cell.at(seeds, cell.speeds), base.at(seeds, base.speeds)
+    known = np.isfinite(first) & np.isfinite(second)
+    return log_ratio(first[known], second[known])

@@ -1,0 +1,365 @@
+"""Loss against throughput: what is given up in speed for quality, and which choices are safe."""
+
+import math
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from analysis.figures.labels import Surroundings, draw_labels
+from analysis.figures.style import FAINT, INK, Drawing, Palette, freeze, house_style, new_figure
+from analysis.pareto import attained_loss, attainment_surface, staircase
+from analysis.stats import Array
+from analysis.study import Comparable, Point, seed_points
+from analysis.wording import BAR_SEEDS, count_text, signed, tick_text
+
+MAX_LABELS = 28
+"""Beyond so many arms only the front is labelled; tables name the others."""
+
+FADE_BELOW = 0.05
+"""Arms that are on the front in fewer of the draws are faded."""
+
+
+def draw_pareto(part: Comparable) -> Drawing | None:
+    """The front of a comparison; none where no arm has both a loss and a speed."""
+    drawn = part.drawn
+    if not drawn:
+        return None
+    with house_style():
+        figure = new_figure(8.0, 5.4)
+        axes = figure.add_subplot()
+        palette = Palette(tuple(point.arm for point in part.points))
+        _set_limits(axes, drawn)
+        _draw_band(axes, part)
+        _draw_other_rates(axes, drawn)
+        line = staircase(np.array([(point.speed, point.loss) for point in drawn]))
+        axes.plot(line[:, 0], line[:, 1], color=INK, linewidth=1.3, zorder=2.5)
+        for point in drawn:
+            _draw_point(axes, point, palette)
+        _draw_diverged(axes, part, palette)
+        _draw_unigram(axes, part)
+        _finish(axes, part)
+        freeze(figure)
+        labelled = drawn if len(drawn) <= MAX_LABELS else part.front[:MAX_LABELS]
+        draw_labels(
+            axes,
+            [front_label(point) for point in labelled],
+            np.array([(point.speed, point.loss) for point in labelled]),
+            _surroundings(drawn, line),
+        )
+    return Drawing(
+        name="pareto",
+        figure=figure,
+        caption=pareto_caption(part),
+        alt=_alt(part),
+    )
+
+
+def front_label(point: Point) -> str:
+    """The arm's name, with its frequency on the front where that is in doubt and n where small."""
+    text = point.arm.label
+    share = point.front_probability
+    if share is not None and FADE_BELOW <= share <= 1 - FADE_BELOW:
+        text += f"  {100 * share:.0f} %"
+    if point.n < BAR_SEEDS:
+        text += f"  n={point.n}"
+    return text
+
+
+def is_faded(point: Point) -> bool:
+    """Whether hardly any seed draw puts it on the front."""
+    share = point.front_probability
+    return not point.on_front and share is not None and share < FADE_BELOW
+
+
+def seed_cloud(point: Point) -> tuple[Array, Array]:
+    """Speed and loss of the seeds that have both."""
+    if point.choice is None:
+        return np.empty(0), np.empty(0)
+    known = np.isfinite(point.choice.cell.speeds)
+    return point.choice.cell.speeds[known], point.choice.cell.losses[known]
+
+
+def _spread(point: Point) -> tuple[list[float], list[float]]:
+    """All throughputs and losses that belong to a drawn point."""
+    speeds, losses = (list(values) for values in seed_cloud(point))
+    for values, interval, mean in (
+        (speeds, point.speed_interval, point.speed),
+        (losses, point.loss_interval, point.loss),
+    ):
+        values.append(mean)
+        if interval and interval.n >= BAR_SEEDS:
+            values += [interval.low, interval.high]
+    return speeds, losses
+
+
+def axis_limits(drawn: tuple[Point, ...]) -> tuple[tuple[float, float], tuple[float, float], bool]:
+    """Limits of throughput and loss with room for labels, and whether throughput is logarithmic."""
+    speeds: list[float] = []
+    losses: list[float] = []
+    for point in drawn:
+        own = _spread(point)
+        speeds += own[0]
+        losses += own[1]
+    means = [point.speed for point in drawn]
+    is_log = max(means) > 10 * min(means)
+    if is_log:
+        # A bar may reach below zero; a logarithmic axis has its floor under the smallest mean.
+        lowest = max(min(speeds), min(means) / 3)
+        pad = 0.12 * math.log10(max(speeds) / lowest) + 0.02
+        x = (lowest / 10**pad, max(speeds) * 10**pad)
+    else:
+        pad = 0.12 * (max(speeds) - min(speeds)) or 0.1 * max(speeds)
+        x = (min(speeds) - pad, max(speeds) + pad)
+    pad = 0.09 * (max(losses) - min(losses)) or 0.02 * max(losses)
+    # The top edge is where diverged arms are marked.
+    return x, (min(losses) - pad, max(losses) + 1.6 * pad), is_log
+
+
+def _set_limits(axes: Axes, drawn: tuple[Point, ...]) -> None:
+    x, y, is_log = axis_limits(drawn)
+    if is_log:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlim(*x)
+    axes.set_ylim(*y)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
+
+
+def _draw_band(axes: Axes, part: Comparable) -> None:
+    """Between the boundaries that a quarter and three quarters of the seeds reach."""
+    if len(part.front_seeds) < BAR_SEEDS:
+        return
+    sets = seed_points(part.points, part.front_seeds)
+    quarter, most = (attainment_surface(sets, level) for level in (0.25, 0.75))
+    if not len(quarter) or not len(most):
+        return
+    xs = np.unique(np.concatenate([quarter[:, 0], most[:, 0]]))
+    xs = xs[xs <= most[:, 0].max()]
+    low = [attained_loss(quarter, x) for x in xs]
+    high = [attained_loss(most, x) for x in xs]
+    axes.fill_between(xs, low, high, step="pre", color=INK, alpha=0.10, linewidth=0, zorder=1)  # type: ignore[arg-type]
+
+
+def _draw_other_rates(axes: Axes, drawn: tuple[Point, ...]) -> None:
+    others = [
+        cell
+        for point in drawn
+        for cell in point.arm.cells
+        if point.choice and cell.cell_id != point.choice.cell.cell_id and cell.is_eligible
+    ]
+    axes.scatter(
+        [cell.mean_speed for cell in others],
+        [cell.mean_loss for cell in others],
+        s=9,
+        color=FAINT,
+        alpha=0.35,
+        linewidth=0,
+        zorder=1.5,
+    )
+
+
+def _draw_point(axes: Axes, point: Point, palette: Palette) -> None:
+    look = palette.look(point.arm)
+    alpha = 0.4 if is_faded(point) else 1.0
+    axes.scatter(*seed_cloud(point), s=11, color=look.color, alpha=0.45 * alpha, linewidth=0)
+    bars = {}
+    for key, interval, mean in (
+        ("xerr", point.speed_interval, point.speed),
+        ("yerr", point.loss_interval, point.loss),
+    ):
+        if interval and interval.n >= BAR_SEEDS:
+            # On a logarithmic axis a bar that would reach zero or below ends at the axis.
+            low = interval.low
+            if key == "xerr" and axes.get_xscale() == "log":
+                low = max(low, axes.get_xlim()[0])
+            bars[key] = [[mean - low], [interval.high - mean]]
+    if bars:
+        axes.errorbar(
+            point.speed,
+            point.loss,
+            **bars,
+            fmt="none",
+            ecolor=look.color,
+            elinewidth=0.9,
+            alpha=0.75 * alpha,
+            zorder=2.8,
+        )
+    axes.plot(
+        point.speed,
+        point.loss,
+        look.mark,
+        markersize=7,
+        # Hollow says one seed and nothing else.
+        markerfacecolor="white" if point.n == 1 else look.color,
+        markeredgecolor=look.color if point.n == 1 else INK if point.on_front else "white",
+        markeredgewidth=1.4 if point.n == 1 else 0.9,
+        alpha=alpha,
+        zorder=3,
+    )
+
+
+def diverged_marks(part: Comparable) -> list[tuple[Point, float, str]]:
+    """Arms with a cell that diverged: the arm, its throughput, and k/n over those cells."""
+    marks = []
+    for point in part.points:
+        cells = [cell for cell in point.arm.cells if cell.num_diverged]
+        if not cells:
+            continue
+        k, n = sum(c.num_diverged for c in cells), sum(c.num_ended for c in cells)
+        speeds = [c.diverged_speeds for c in cells] + [c.mean_speed for c in point.arm.cells]
+        known = [speed for speed in speeds if math.isfinite(speed)]
+        speed = sum(known) / len(known) if known else math.nan
+        name = f"{point.arm.label} diverged " if point.choice is None else ""
+        marks.append((point, speed, f"{name}{k}/{n}"))
+    return marks
+
+
+def _draw_diverged(axes: Axes, part: Comparable, palette: Palette) -> None:
+    transform = axes.get_xaxis_transform()
+    low, high = axes.get_xlim()
+    unknown = []
+    for point, speed, text in diverged_marks(part):
+        if not low <= speed <= high:
+            unknown.append(text)
+            continue
+        color = palette.look(point.arm).color
+        axes.plot(speed, 0.985, "x", color=color, transform=transform, markersize=6, clip_on=False)
+        axes.annotate(
+            text,
+            (speed, 0.985),
+            xycoords=transform,
+            xytext=(0, -6),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=8,
+            color=color,
+        )
+    if unknown:
+        axes.annotate(
+            "× off this axis: " + "; ".join(unknown[:4]) + (" …" if len(unknown) > 4 else ""),
+            (1, 1),
+            xycoords="axes fraction",
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=8,
+            color=FAINT,
+        )
+
+
+def _draw_unigram(axes: Axes, part: Comparable) -> None:
+    """The data's unigram cross-entropy: a line if it is in sight, else its value in words."""
+    value = part.unigram_loss_nats
+    if not math.isfinite(value):
+        return
+    low, high = axes.get_ylim()
+    if low <= value <= high:
+        axes.axhline(value, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        place, text = (1.0, (value - low) / (high - low)), f"unigram {value:.2f}"
+        offset, side = (-2, 2), "right"
+    else:
+        arrow, edge = ("↑ above", 1.0) if value > high else ("↓ below", 0.0)
+        place, text = (0.0, edge), f"unigram cross-entropy {value:.2f} nats, {arrow} this axis"
+        offset, side = (4, 2), "left"
+    axes.annotate(
+        text,
+        place,
+        xycoords="axes fraction",
+        xytext=offset,
+        textcoords="offset points",
+        ha=side,
+        va="bottom",
+        fontsize=8,
+        color=FAINT,
+    )
+
+
+def _finish(axes: Axes, part: Comparable) -> None:
+    device = part.points[0].arm.fact("device_name")
+    axes.set_xlabel("training throughput, tokens/s" + (f" ({device})" if device else ""))
+    axes.set_ylabel("final validation loss, nats per token")
+    heading = "Final loss against training throughput"
+    facts = " · ".join(text for text in (part.name, part.facts) if text)
+    axes.set_title(f"{heading}\n{facts}" if facts else heading, loc="left", pad=16)
+    axes.annotate(
+        "better",
+        xy=(0.995, 0.015),
+        xytext=(0.93, 0.10),
+        xycoords="axes fraction",
+        textcoords="axes fraction",
+        fontsize=8,
+        color=FAINT,
+        ha="center",
+        arrowprops={"arrowstyle": "->", "color": FAINT},
+    )
+
+
+def _surroundings(drawn: tuple[Point, ...], line: Array) -> Surroundings:
+    """Marks, seed dots, bars and the front, which labels keep clear of."""
+    bars = []
+    for point in drawn:
+        for interval, is_speed in ((point.speed_interval, True), (point.loss_interval, False)):
+            if interval and interval.n >= BAR_SEEDS:
+                ends = [
+                    (end, point.loss) if is_speed else (point.speed, end)
+                    for end in (interval.low, interval.high)
+                ]
+                bars.append(np.array(ends))
+    return Surroundings(
+        marks=np.array([(point.speed, point.loss) for point in drawn]),
+        dots=np.concatenate([np.column_stack([*seed_cloud(point)]) for point in drawn]),
+        lines=[line, *bars],
+    )
+
+
+def pareto_caption(part: Comparable) -> str:
+    """How to read the front: what was chosen, what the bars are, what is left out."""
+    drawn = part.drawn
+    counts = sorted({point.n for point in drawn})
+    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    noun = "seed" if counts == [1] else "seeds"
+    effects = [
+        effect
+        for point in drawn
+        if point.choice and (effect := point.choice.selection_effect) is not None
+    ]
+    parts = [
+        "Each arm at the learning rate with the smallest mean loss over its seeds "
+        f"({seeds} {noun}); grey dots are its other rates, pale dots its seeds.",
+    ]
+    if any(point.n >= BAR_SEEDS for point in drawn):
+        parts.append("Bars are 95 % t intervals.")
+    if any(point.n == 1 for point in drawn):
+        parts.append("A hollow mark is one seed.")
+    parts.append("The line passes only through losses that an arm reached at that speed or faster.")
+    if len(part.front_seeds) >= 2:
+        parts.append(
+            f"Per cent: share of draws of the {len(part.front_seeds)} seeds, the rate chosen anew "
+            "in each, with the arm on the front; faded below 5 %."
+        )
+    if len(part.front_seeds) >= BAR_SEEDS:
+        parts.append("Shaded: between the boundaries that 25 % and 75 % of the seeds reach.")
+    if effects:
+        parts.append(
+            "Choosing the rate on the same seeds moves the mean by "
+            f"{signed(-float(np.median(effects)))} nats in the median arm."
+        )
+    if diverged_marks(part):
+        parts.append("× at the top: arms with a rate at which k of n seeds diverged.")
+    missing = [point.arm.label for point in part.points if "not measured" in point.left_out]
+    if missing:
+        parts.append(f"Speed not measured yet, so not drawn: {', '.join(missing)}.")
+    parts.append("The loss axis does not start at 0.")
+    return " ".join(parts)
+
+
+def _alt(part: Comparable) -> str:
+    members = "; ".join(
+        f"{point.arm.label}, {count_text(point.speed)} tokens per second, {point.loss:.4f} nats"
+        for point in part.front
+    )
+    return f"Scatter of loss against throughput. On the front, fastest first: {members}."

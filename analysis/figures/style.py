@@ -1,0 +1,170 @@
+"""One house style: colours by memory rule, marks by optimizer and stack, and reproducible files.
+
+The palette is Okabe and Ito's, which colour-blind readers can tell apart, with a grey for softmax;
+every colour is joined by a mark and a line style, so that none is needed to read a figure.
+"""
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from analysis.arms import Arm
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+INK = "#1f2328"
+FAINT = "#8b929a"
+GRID = "#e3e6e9"
+
+MIXER_COLORS = {
+    "softmax": "#6e7781",
+    "linear": "#CC79A7",
+    "linear_unnormalized": "#9b6fb3",
+    "gated_linear": "#56B4E9",
+    "deltanet": "#1f7fc0",
+    "gated_deltanet": "#009E73",
+    "kimi_delta": "#D55E00",
+    "gated_deltanet2": "#E69F00",
+}
+SPARE_COLORS = ("#8c6d31", "#5254a3", "#bd4f6c", "#3f8f8f", "#7a7a00", "#a05d9c")
+
+OPTIMIZER_LINES = {"adamw": "-", "muon": "--"}
+SPARE_LINES = (":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
+
+MARKS = {
+    ("adamw", "pure"): "o",
+    ("adamw", "hybrid"): "s",
+    ("muon", "pure"): "^",
+    ("muon", "hybrid"): "D",
+}
+SPARE_MARKS = ("v", "P", "h", "<", "p", ">", "*", "8")
+
+SETTINGS = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.0,
+    "axes.titlesize": 9.0,
+    "axes.labelsize": 9.0,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "text.color": INK,
+    # A name with a dollar sign is a name, not a formula.
+    "text.parse_math": False,
+    "svg.hashsalt": "seedfront",
+    "figure.facecolor": "white",
+    "lines.linewidth": 1.4,
+}
+PNG_DPI = 300
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawing:
+    """A figure with the words that go with it.
+
+    Attributes:
+        name: file name without its ending.
+        figure: the picture.
+        caption: what is drawn and how to read it.
+        alt: what a reader who can't see it should know.
+    """
+
+    name: str
+    figure: Figure
+    caption: str
+    alt: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """Colour, mark and line of an arm."""
+
+    color: str
+    mark: str
+    line: str | tuple[int, tuple[int, ...]]
+
+
+class Palette:
+    """Looks for the arms of one comparison: fixed for known names, the next spare for others."""
+
+    def __init__(self, arms: tuple[Arm, ...]) -> None:
+        mixers = dict.fromkeys(arm.fact("mixer") for arm in arms)
+        optimizers = dict.fromkeys(arm.fact("optimizer") for arm in arms)
+        kinds = dict.fromkeys(_kind(arm) for arm in arms)
+        others = [name for name in mixers if name not in MIXER_COLORS]
+        self._colors = MIXER_COLORS | _cycle(others, SPARE_COLORS)
+        self._lines = OPTIMIZER_LINES | _cycle(
+            [name for name in optimizers if name not in OPTIMIZER_LINES], SPARE_LINES
+        )
+        self._marks = MARKS | _cycle([kind for kind in kinds if kind not in MARKS], SPARE_MARKS)
+
+    def look(self, arm: Arm) -> Look:
+        """How `arm` is drawn in every figure."""
+        return Look(
+            color=self._colors[arm.fact("mixer")],
+            mark=self._marks[_kind(arm)],
+            line=self._lines[arm.fact("optimizer")],
+        )
+
+
+def _kind(arm: Arm) -> tuple[str, str]:
+    return arm.fact("optimizer"), arm.fact("stack")
+
+
+def _cycle(names: list[K], spare: tuple[V, ...]) -> dict[K, V]:
+    return {name: spare[index % len(spare)] for index, name in enumerate(names)}
+
+
+@contextmanager
+def house_style() -> Iterator[None]:
+    """Sets the style for what is made and saved inside; leaves matplotlib's own state alone."""
+    with mpl.rc_context(SETTINGS), warnings.catch_warnings():
+        # Names may use scripts that the figure's font lacks; the pages spell them out.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches, bound to no window."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def freeze(figure: Figure) -> None:
+    """Lays the figure out once and for all; saving then moves nothing and is quicker."""
+    figure.canvas.draw()
+    figure.set_layout_engine("none")
+
+
+def png_bytes(figure: Figure, source: str, dpi: int = PNG_DPI) -> bytes:
+    """The figure as PNG; `source` says in its metadata what it was made from."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None, "Source": source})
+    return buffer.getvalue()
+
+
+def svg_bytes(figure: Figure, source: str) -> bytes:
+    """The figure as SVG, the same bytes every time."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Source": source})
+    return buffer.getvalue()

@@ -1,0 +1,152 @@
+"""`index.html`: one file that opens without a network, in light and dark, on a phone."""
+
+import html
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from analysis.assets import SCRIPT, STYLE
+from analysis.figures.pareto import pareto_caption
+from analysis.figures.rows import differences_caption
+from analysis.interactive import difference_figure, pareto_figure, rate_figures
+from analysis.study import Comparable, Study
+from analysis.tables import DIFFERENCE_HEADER, MAIN_HEADER, difference_text_rows, main_rows
+from analysis.wording import choice_sentence, front_sentence, headline_sentence
+
+RATE_CAPTION = (
+    "Mean over seeds with 95 % t intervals from 3 seeds; small dots are seeds, the large ringed "
+    "mark is the chosen rate, × with k/n are seeds that diverged. All panels share the loss axis, "
+    "which does not start at 0."
+)
+MAIN_CAPTION = (
+    "Mean over n seeds ± half width of the 95 % t interval (from 3 seeds). Held-out: the loss with "
+    "the rate chosen without the seed that is scored. On front: share of seed draws. ⚠: the rate "
+    "is not shown to be the optimum, see below."
+)
+
+
+def html_page(study: Study, provenance: Sequence[tuple[str, str]], findings: Sequence[str]) -> str:
+    """The page as text."""
+    figures: dict[str, Any] = {}
+    body = [_head(study)]
+    for number, part in enumerate(study.comparables):
+        body += _part(part, f"p{number}", figures, is_named=len(study.comparables) > 1)
+    body += [
+        _section("Where every replicate went", _accounting(study)),
+        _section("Findings", _list(findings)),
+        _section("Provenance", _table((), provenance, is_wide=False)),
+    ]
+    # In a script element only this sequence could end it early.
+    data = json.dumps(figures, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            f"<title>{html.escape(study.title)}</title>",
+            f"<style>{STYLE}</style></head><body><main>",
+            *body,
+            "</main>",
+            f'<script type="application/json" id="figures">{data}</script>',
+            f"<script>{get_plotlyjs()}</script>",
+            f"<script>{SCRIPT}</script>",
+            "</body></html>",
+            "",
+        ]
+    )
+
+
+def _head(study: Study) -> str:
+    lines = [f"<header><h1>{html.escape(study.title)}</h1>"]
+    for part in study.comparables:
+        prefix = f"<b>{html.escape(part.name)}</b>: " if part.name else ""
+        lines.append(f'<p class="answer">{prefix}{html.escape(headline_sentence(part))}</p>')
+    counts = study.sweep.accounting
+    states = [
+        f"{count} {state.replace('_', ' ')}"
+        for state, count in counts.rows()
+        if state not in ("expected", "found") and count
+    ]
+    lines.append(
+        f'<p class="count">{counts.expected} replicates expected: {", ".join(states) or "none"}.'
+        "</p></header>"
+    )
+    return "\n".join(lines)
+
+
+def _part(part: Comparable, key: str, figures: dict[str, Any], *, is_named: bool) -> list[str]:
+    suffix = f" · {part.name}" if is_named else ""
+    sections = []
+    facts = f'<p class="facts">{html.escape(part.facts)}</p>' if part.facts else ""
+    pareto = pareto_figure(part)
+    if pareto:
+        figures[f"{key}-pareto"] = pareto
+        sections.append(
+            _section(
+                f"Loss against throughput{suffix}",
+                facts + _figure(f"{key}-pareto", pareto_caption(part), "tall"),
+            )
+        )
+    sections.append(_section(f"Arms at their chosen learning rate{suffix}", _main(part)))
+    panels = rate_figures(part)
+    if panels:
+        boxes = []
+        for index, (name, figure) in enumerate(panels):
+            figures[f"{key}-rate{index}"] = figure
+            boxes.append(
+                f'<div class="panel"><h3>{html.escape(name)}</h3>'
+                f'<div class="plot small" id="{key}-rate{index}"></div></div>'
+            )
+        content = f'<div class="panels">{"".join(boxes)}</div>' + _caption(RATE_CAPTION)
+        sections.append(_section(f"Loss against learning rate{suffix}", content))
+    rows = difference_figure(part)
+    if rows and part.comparison:
+        figures[f"{key}-rows"] = rows
+        content = _figure(f"{key}-rows", differences_caption(part.comparison), "rows")
+        content += _table(DIFFERENCE_HEADER, difference_text_rows(part))
+        title = f"Differences to {part.comparison.baseline.label}{suffix}"
+        sections.append(_section(title, content))
+    return sections
+
+
+def _main(part: Comparable) -> str:
+    left_out = [front_sentence(point) for point in part.points if point.left_out]
+    edges = [choice_sentence(p) for p in part.points if p.choice and p.choice.edge]
+    return _table(MAIN_HEADER, main_rows(part)) + _caption(MAIN_CAPTION) + _list(left_out + edges)
+
+
+def _accounting(study: Study) -> str:
+    rows = [(state.replace("_", " "), str(n)) for state, n in study.sweep.accounting.rows()]
+    return _table(("state", "replicates"), rows, is_wide=False) + _list(study.sweep.notes)
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{html.escape(title)}</h2>{content}</section>"
+
+
+def _figure(name: str, caption: str, kind: str) -> str:
+    return f'<div class="plot {kind}" id="{name}"></div>{_caption(caption)}'
+
+
+def _caption(text: str) -> str:
+    return f'<p class="caption">{html.escape(text)}</p>'
+
+
+def _list(sentences: Sequence[str]) -> str:
+    if not sentences:
+        return ""
+    items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
+    return f"<ul>{items}</ul>"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], *, is_wide: bool = True) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    kind = "wide" if is_wide else "narrow"
+    top = f"<thead><tr>{head}</tr></thead>" if header else ""
+    return f'<div class="scroll"><table class="{kind}">{top}<tbody>{body}</tbody></table></div>'
