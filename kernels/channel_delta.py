@@ -27,7 +27,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kernels import reference
-from kernels.channel_decay import channel_factors, decayed_gram
+from kernels.channel_decay import channel_decay
 from kernels.chunk_layout import ChunkedInputs
 from kernels.delta_chunks import delta_chunks
 from kernels.dispatch import Rule, call_delta_rule
@@ -63,10 +63,11 @@ def _chunked(
         qk_l2norm=qk_l2norm,
         size=size,
     )
-    halves, entering, leaving = channel_factors(inputs.split_gate(log_decay))
     q_ZCK, k_ZCK = inputs.per_value_head(inputs.q), inputs.per_value_head(inputs.k)
     erased_ZCK = inputs.split_gate(erase) * k_ZCK
-    read_gram, erase_gram = decayed_gram(halves, k_ZCK, q_ZCK, erased_ZCK)
+    entering, leaving, (read_gram, erase_gram) = channel_decay(
+        inputs.split_gate(log_decay), k_ZCK, q_ZCK, erased_ZCK
+    )
     out, final, residual = delta_chunks(
         erase=erase_gram,
         read=read_gram,

@@ -38,7 +38,7 @@ from kernels.arguments import (
     check_state,
     check_values,
 )
-from kernels.channel_decay import channel_factors, decayed_gram
+from kernels.channel_decay import channel_decay
 from kernels.chunk_layout import ChunkedInputs
 from kernels.scalar_decay import scalar_factors
 from kernels.state_scan import scan_states
@@ -116,8 +116,7 @@ def _factors(
     """Read matrix `[Z, C, C]`, decayed queries and keys `[Z, C, K]`, retention `[Z, K or 1, 1]`."""
     q_ZCK, k_ZCK = inputs.per_value_head(inputs.q), inputs.per_value_head(inputs.k)
     if log_decay is not None and log_decay.ndim == 4:
-        halves, entering, leaving = channel_factors(inputs.split_gate(log_decay))
-        (read,) = decayed_gram(halves, k_ZCK, q_ZCK)
+        entering, leaving, (read,) = channel_decay(inputs.split_gate(log_decay), k_ZCK, q_ZCK)
         return read, q_ZCK * entering, k_ZCK * leaving, entering[:, -1, :, None]
     read = inputs.per_value_head(inputs.q @ inputs.k.mT)
     if log_decay is None:
