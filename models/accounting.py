@@ -71,7 +71,9 @@ def softmax_reference(config: ModelConfig) -> ModelConfig:
     Depth, widths and heads are those of `config`; softmax layers have neither output gate nor q-k
     norm. Call it before the MLP width is solved.
     """
-    return replace(config, mixer=MixerConfig(), stack="pure", softmax=SoftmaxConfig())
+    return replace(
+        config, mixer=MixerConfig(), stack="pure", softmax_layers=None, softmax=SoftmaxConfig()
+    )
 
 
 def solve_ffn_dim(config: ModelConfig, target_non_embedding: int) -> int:
