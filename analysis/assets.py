@@ -39,7 +39,8 @@ SCRIPT = """
   function colors() {
     var style = getComputedStyle(document.documentElement);
     function read(name) { return style.getPropertyValue(name).trim(); }
-    return {INK: read("--ink"), FAINT: read("--faint"), PAPER: read("--paper"), LINE: read("--line")};
+    return {INK: read("--ink"), FAINT: read("--faint"), PAPER: read("--paper"),
+      LINE: read("--line")};
   }
   function fill(value, palette) {
     if (typeof value === "string") { return palette[value] || value; }
@@ -78,13 +79,21 @@ SCRIPT = """
   }
   // Labels try places on rings round their point, front members first; one that finds no free
   // place is left to the hover text and the table.
-  function place(plot, labels, palette) {
+  function place(plot, labels, lines, palette) {
     var full = plot._fullLayout, xa = full.xaxis, ya = full.yaxis;
     var pen = document.createElement("canvas").getContext("2d");
     var size = xa._length < 500 ? 10.5 : 12, height = size + 4;
     pen.font = size + "px sans-serif";
     var points = labels.map(function (l) { return [xa.d2p(l.x), ya.d2p(l.y)]; });
     var marks = points.map(function (p) { return [p[0] - 7, p[1] - 7, p[0] + 7, p[1] + 7]; });
+    (lines || []).forEach(function (line) {
+      for (var i = 1; i < line.length; i += 1) {
+        var a = [xa.d2p(line[i - 1][0]), ya.d2p(line[i - 1][1])];
+        var b = [xa.d2p(line[i][0]), ya.d2p(line[i][1])];
+        marks.push([Math.min(a[0], b[0]) - 1, Math.min(a[1], b[1]) - 1,
+          Math.max(a[0], b[0]) + 1, Math.max(a[1], b[1]) + 1]);
+      }
+    });
     var taken = [], notes = [], rings = [0.5, 1, 1.8, 2.8, 4, 5.5, 7.5];
     labels.forEach(function (label, index) {
       var p = points[index], width = pen.measureText(label.text).width + 6, best = null;
@@ -110,7 +119,8 @@ SCRIPT = """
       taken.push(best.box);
       notes.push({x: label.x, y: label.y, text: label.text, font: {size: size, color: palette.INK},
         ax: best.x - p[0], ay: best.y - p[1], axref: "pixel", ayref: "pixel",
-        showarrow: true, arrowhead: 0, arrowwidth: 1, borderpad: 0, standoff: 7,
+        bgcolor: palette.PAPER + "b8", showarrow: true, arrowhead: 0, arrowwidth: 1,
+        borderpad: 0, standoff: 7,
         arrowcolor: best.own > height * 0.9 ? palette.FAINT : "rgba(0,0,0,0)"});
       if (full.xaxis.type === "log") { notes[notes.length - 1].x = Math.log10(label.x); }
     });
@@ -120,7 +130,8 @@ SCRIPT = """
     if (!figure.labels) { return; }
     var fixed = fill(figure.layout.annotations || [], palette);
     plot._placing = true;
-    Plotly.relayout(plot, {annotations: fixed.concat(place(plot, figure.labels, palette))})
+    var own = place(plot, figure.labels, figure.lines, palette);
+    Plotly.relayout(plot, {annotations: fixed.concat(own)})
       .then(function () { plot._placing = false; });
   }
   function draw(name) {

@@ -62,7 +62,7 @@ class Choice:
 
     @property
     def selection_effect(self) -> float | None:
-        """Held-out loss minus the naive mean: what choosing on these seeds flatters the result by."""
+        """Held-out loss minus the naive mean: what choosing on the same seeds flatters."""
         return None if self.held_out is None else self.held_out - self.naive
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from analysis import wording
 from analysis.comparison import ArmDifference, Comparison
 from analysis.load import load_sweep
-from analysis.study import Comparable, Point, Settings, Study, analyse
+from analysis.study import Comparable, Hypervolume, Point, Settings, Study, analyse
 from analysis.tables import csv_tables, json_text
 
 FORMAT = 1
@@ -42,7 +42,7 @@ def make_claims(study: Study) -> list[Claim]:
         for point in part.points:
             claims += _point_claims(point, prefix)
         if part.hypervolume:
-            claims.append(_volume_claim(part, prefix))
+            claims.append(_volume_claim(part.hypervolume, len(part.front_seeds), prefix))
         if part.comparison:
             claims += [
                 _difference_claim(row, part.comparison, prefix) for row in part.comparison.rows
@@ -159,16 +159,14 @@ def _interval_test(interval: Any, n: int) -> dict[str, Any]:
     }
 
 
-def _volume_claim(part: Comparable, prefix: str) -> Claim:
-    volume = part.hypervolume
-    assert volume is not None  # noqa: S101
+def _volume_claim(volume: Hypervolume, num_seeds: int, prefix: str) -> Claim:
     return _claim(
         f"{prefix}hypervolume",
         wording.hypervolume_sentence(volume),
         volume.of_means,
         "nats × tokens per second",
         f"area dominated by the front up to ({volume.reference_loss_nats!r} nats, 0 tokens/s)",
-        test=_interval_test(volume.per_seed, len(part.front_seeds)),
+        test=_interval_test(volume.per_seed, num_seeds),
     )
 
 

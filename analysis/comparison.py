@@ -136,7 +136,7 @@ def _pool(cells: list[Cell]) -> tuple[BlockedAnova | None, str]:
 
 
 def equal_spread_p(values: Array) -> float:
-    """p of "all rows of `values` [arms, seeds] spread alike" (Brown and Forsythe 1974).
+    """The p value of "all rows of `values` [arms, seeds] spread alike" (Brown and Forsythe 1974).
 
     1 for two seeds, where each row's distances to its median are equal and show nothing.
     """

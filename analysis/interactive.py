@@ -1,8 +1,8 @@
 """The figures of the page as plotly data: the same numbers as the static ones, with hover.
 
-Figures are plain dictionaries, so that a page is the same bytes every time. Colours named `INK` and
-`FAINT` are filled in by the page, which follows the reader's light or dark scheme; `labels` are laid
-out by the page too, since only it knows its width.
+Figures are plain dictionaries, so that a page is the same bytes every time. Colours named `INK`,
+`FAINT` and `PAPER` are filled in by the page, which follows the reader's light or dark scheme;
+`labels` are laid out by the page too, since only it knows its width.
 """
 
 import math
@@ -23,7 +23,7 @@ from analysis.figures.style import Look, Palette
 from analysis.naming import optimizer_name
 from analysis.pareto import attained_loss, attainment_surface, staircase
 from analysis.stats import mean_interval
-from analysis.study import Comparable, Point, seed_points
+from analysis.study import Comparable, Point, measured_seeds, seed_points
 from analysis.wording import (
     BAR_SEEDS,
     arm_rate,
@@ -103,7 +103,21 @@ def pareto_figure(part: Comparable) -> Figure | None:
             "annotations": [*notes, *texts],
         },
         "labels": labels,
+        "lines": _lines(drawn),
     }
+
+
+def _lines(drawn: tuple[Point, ...]) -> list[list[list[float]]]:
+    """The front and the bars, which labels keep clear of."""
+    front = staircase(np.array([(point.speed, point.loss) for point in drawn]))
+    lines = [[[float(x), float(y)] for x, y in front]]
+    for point in drawn:
+        speed, loss = point.speed_interval, point.loss_interval
+        if speed and speed.n >= BAR_SEEDS:
+            lines.append([[speed.low, point.loss], [speed.high, point.loss]])
+        if loss and loss.n >= BAR_SEEDS:
+            lines.append([[point.speed, loss.low], [point.speed, loss.high]])
+    return lines
 
 
 def _front_trace(drawn: tuple[Point, ...]) -> Figure:
@@ -167,12 +181,7 @@ def _other_rates(drawn: tuple[Point, ...]) -> Figure:
 def _point_traces(point: Point, look: Look) -> list[Figure]:
     fade = 0.45 if is_faded(point) else 1.0
     speeds, losses = seed_cloud(point)
-    seeds = point.choice.cell.seeds if point.choice else ()
-    known = (
-        [s for s, v in zip(seeds, point.choice.cell.speeds, strict=True) if math.isfinite(v)]
-        if point.choice
-        else []
-    )
+    known = measured_seeds(point.choice) if point.choice else ()
     cloud: Figure = {
         "type": "scatter",
         "mode": "markers",
@@ -426,7 +435,8 @@ def difference_figure(part: Comparable) -> Figure | None:
     for height, row in enumerate(rows):
         look = palette.look(row.arm)
         interval = drawn_interval(row)
-        text = f"{row.arm.label}: {signed(row.loss_gap)} nats<br>{row.verdict}, Holm p {p_text(row.p_holm)}"
+        text = f"{row.arm.label}: {signed(row.loss_gap)} nats<br>{row.verdict}"
+        text += f", Holm p {p_text(row.p_holm)}"
         trace: Figure = {
             "type": "scatter",
             "mode": "markers",

@@ -38,11 +38,10 @@ def adjusted_means(losses: Array) -> Array:
     """
     known = np.isfinite(losses)
     if known.all():
-        return losses.mean(axis=1)
-    means = np.array([row[k].mean() if k.any() else math.nan for row, k in zip(losses, known)])
+        return np.asarray(losses.mean(axis=1))
     cells, seeds = np.nonzero(known)
     if len(cells) == 0:
-        return means
+        return np.full(len(losses), math.nan)
     num_cells, num_seeds = losses.shape
     design = np.zeros((len(cells), num_cells + num_seeds))
     design[np.arange(len(cells)), cells] = 1.0

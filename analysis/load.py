@@ -278,7 +278,7 @@ def _derive_ids(trials: pd.DataFrame, notes: list[str]) -> None:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     known = [name for name in ARM_COLUMNS if trials[name].notna().any()]
-    rules: "dict[str, Callable[[pd.Series[Any]], str]]" = {
+    rules: dict[str, Callable[[pd.Series[Any]], str]] = {
         "arm_id": lambda row: "-".join(text(row[k]) for k in known if pd.notna(row[k])),
         "cell_id": lambda row: (
             row["arm_id"]

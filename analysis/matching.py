@@ -82,10 +82,10 @@ def check_matched(trials: pd.DataFrame) -> None:
             values = rows[column].dropna()
             if values.nunique() <= 1:
                 continue
-            place = f" within {group}" if group else ""
+            place = f" within {group!s}" if group else ""
             raise ValueError(
-                f"one comparison{place} mixes {column}: {_examples(rows, column)}; name the axis in "
-                "compare_within or report the rows apart"
+                f"one comparison{place} mixes {column}: {_examples(rows, column)}; name the axis "
+                "in compare_within or report the rows apart"
             )
 
 

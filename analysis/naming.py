@@ -108,7 +108,7 @@ def shared_facts(arms: pd.DataFrame) -> str:
 
 
 INAPPLICABLE = ("softmax_every", "residual", "dt_init", "optimizer_variant")
-"""Null where an architecture has no such choice, which then tells nothing that its name does not."""
+"""Null where an architecture has no such choice, which its name says already."""
 
 
 def _varies(values: "pd.Series[Any]") -> bool:

@@ -11,6 +11,7 @@ stochastic optimisers and the attainment function" (EMO 2001).
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -73,10 +74,10 @@ def front_mask(points: Array, maximise: Directions = SPEED_LOSS) -> Mask:
 
 
 def front_ranks(points: Array, maximise: Directions = SPEED_LOSS) -> npt.NDArray[np.int64]:
-    """0 for the front, 1 for the front without those points, and so on; -1 for non-finite points."""
+    """0 for the front, 1 for the front without it, and so on; -1 for non-finite points."""
     points = np.asarray(points, dtype=float).reshape(-1, 2)
     ranks = np.full(len(points), -1, dtype=np.int64)
-    left = np.isfinite(points).all(axis=1)
+    left: Mask = np.asarray(np.isfinite(points).all(axis=1))
     rank = 0
     while left.any():
         indices = np.flatnonzero(left)
@@ -93,9 +94,9 @@ def near_front_mask(
     """Points that none beats by more than `tolerance` on both axes; contains the front."""
     costs = _as_costs(points, maximise)
     finite = np.isfinite(costs).all(axis=1)
-    mask = finite.copy()
+    others = costs[finite]
+    mask = np.zeros(len(costs), dtype=bool)
     for index in np.flatnonzero(finite):
-        others = costs[finite]
         beaten = (others < costs[index] - np.array(tolerance)).all(axis=1)
         mask[index] = not beaten.any()
     return mask
@@ -112,7 +113,7 @@ def staircase(points: Array, maximise: Directions = SPEED_LOSS) -> Array:
     if len(members) == 0:
         return np.empty((0, 2))
     corners = [members[0]]
-    for before, after in zip(members[:-1], members[1:], strict=True):
+    for before, after in pairwise(members):
         # Of the two ways round the corner, the one that is worse on both axes.
         x = before[0] if maximise[0] else after[0]
         y = min(before[1], after[1]) if maximise[1] else max(before[1], after[1])
@@ -167,6 +168,7 @@ def front_probability(
             for every configuration.
         y_means: the same for y.
         probabilities: [draws], adding up to 1.
+        maximise: whether more is better, for x and y.
 
     Returns:
         [configurations], a stability frequency and not a posterior probability.

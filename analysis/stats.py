@@ -265,7 +265,7 @@ def blocked_difference(
 
 
 def equivalence_p(difference: Difference, margin: float) -> float:
-    """p of two one-sided tests that the difference lies outside ±`margin` (Schuirmann 1987)."""
+    """The p value of two one-sided tests against differences beyond ±`margin` (Schuirmann)."""
     if not margin > 0:
         raise ValueError(f"{margin=} must be positive")
     se = difference.standard_error
@@ -299,7 +299,7 @@ def sign_flip_p(differences: Array) -> float:
 
 def smallest_paired_p(n: int) -> float:
     """Smallest two-sided p that sign flips or Wilcoxon's test can reach on n pairs."""
-    return 2.0 / 2**n
+    return float(2.0 ** (1 - n))
 
 
 def smallest_unpaired_p(n: int) -> float:
@@ -308,7 +308,7 @@ def smallest_unpaired_p(n: int) -> float:
 
 
 def friedman(values: Array) -> tuple[float, float, float]:
-    """χ², p and Kendall's W of `values` [configurations, seeds]; weak at few seeds, a check only."""
+    """χ², p and Kendall's W of `values` [configurations, seeds]; weak at few seeds, a check."""
     a, n = values.shape
     if a < 3 or n < 2:
         raise ValueError(f"Friedman's test needs 3 configurations and 2 seeds, got {a} and {n}")

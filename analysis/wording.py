@@ -136,8 +136,8 @@ def choice_sentence(point: Point) -> str:
     if choice is None:
         return f"No learning rate of {point.arm.label} can be chosen: {point.left_out}."
     parts = [
-        f"{point.arm.label} is judged at learning rate {arm_rate(point.arm, choice)}, the smallest mean "
-        f"loss of {len(point.arm.cells)} tried"
+        f"{point.arm.label} is judged at learning rate {arm_rate(point.arm, choice)}, the smallest "
+        f"mean loss of {len(point.arm.cells)} tried"
     ]
     share = choice.probabilities.get(choice.cell.cell_id)
     if share is not None and len(point.arm.cells) > 1:
@@ -218,8 +218,8 @@ def headline_sentence(part: Comparable) -> str:
         return "There is no front yet: no arm has both a final loss and a measured speed."
     if len(front) == 1:
         return (
-            f"{front[0].arm.label} is both fastest ({count_text(front[0].speed)} tokens/s) and best "
-            f"({front[0].loss:.4f} nats): nothing trades against it."
+            f"{front[0].arm.label} is both fastest ({count_text(front[0].speed)} tokens/s) and "
+            f"best ({front[0].loss:.4f} nats): nothing trades against it."
         )
     fast, good = front[0], front[-1]
     return (

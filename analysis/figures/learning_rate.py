@@ -1,4 +1,4 @@
-"""Loss against learning rate: where the optimum is, how wide, and whether the grid reached round it."""
+"""Loss against learning rate: where the optimum is, how wide, and whether it is bracketed."""
 
 import math
 
@@ -127,7 +127,7 @@ def _spaced(rates: list[float], most: int = 5) -> list[float]:
 
 
 def rate_lines(arm: Arm) -> list[list[Cell]]:
-    """Cells of an arm as lines by ascending rate: one, or one per Adam rate where these form a grid."""
+    """Cells of an arm by ascending rate: one line, or one per Adam rate where these form a grid."""
     cells = [cell for cell in arm.cells if cell.lr > 0]
     if len({cell.lr for cell in cells}) == len(cells):
         return [sorted(cells, key=lambda cell: cell.lr)]

@@ -1,6 +1,7 @@
 """Loss against throughput: what is given up in speed for quality, and which choices are safe."""
 
 import math
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -164,7 +165,7 @@ def _draw_point(axes: Axes, point: Point, palette: Palette) -> None:
     look = palette.look(point.arm)
     alpha = 0.4 if is_faded(point) else 1.0
     axes.scatter(*seed_cloud(point), s=11, color=look.color, alpha=0.45 * alpha, linewidth=0)
-    bars = {}
+    bars: dict[str, Any] = {}
     for key, interval, mean in (
         ("xerr", point.speed_interval, point.speed),
         ("yerr", point.loss_interval, point.loss),

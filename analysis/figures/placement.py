@@ -109,7 +109,9 @@ def _fixed_cost(
     frame = np.array([bounds])
     area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     inside = _overlap(boxes, frame).sum(axis=1) / area
-    return costs + COST_OBSTACLE * _covered(boxes, obstacles) + COST_OUTSIDE * (1 - inside)
+    return np.asarray(
+        costs + COST_OBSTACLE * _covered(boxes, obstacles) + COST_OUTSIDE * (1 - inside)
+    )
 
 
 def _covered(boxes: Array, others: Array) -> Array:
@@ -118,7 +120,7 @@ def _covered(boxes: Array, others: Array) -> Array:
         return np.zeros(len(boxes))
     area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     overlap = _overlap(boxes, others)
-    return (overlap > 0).sum(axis=1) * 0.2 + overlap.sum(axis=1) / area
+    return np.asarray((overlap > 0).sum(axis=1) * 0.2 + overlap.sum(axis=1) / area)
 
 
 def _overlap(boxes: Array, others: Array) -> Array:
@@ -129,4 +131,4 @@ def _overlap(boxes: Array, others: Array) -> Array:
     height = np.minimum(boxes[:, None, 3], others[None, :, 3]) - np.maximum(
         boxes[:, None, 1], others[None, :, 1]
     )
-    return np.clip(width, 0, None) * np.clip(height, 0, None)
+    return np.asarray(np.clip(width, 0, None) * np.clip(height, 0, None))

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -36,8 +36,10 @@ MIXER_COLORS = {
 }
 SPARE_COLORS = ("#8c6d31", "#5254a3", "#bd4f6c", "#3f8f8f", "#7a7a00", "#a05d9c")
 
-OPTIMIZER_LINES = {"adamw": "-", "muon": "--"}
-SPARE_LINES = (":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
+Line = str | tuple[int, tuple[int, ...]]
+
+OPTIMIZER_LINES: dict[str, Line] = {"adamw": "-", "muon": "--"}
+SPARE_LINES: tuple[Line, ...] = (":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 
 MARKS = {
     ("adamw", "pure"): "o",
@@ -47,7 +49,7 @@ MARKS = {
 }
 SPARE_MARKS = ("v", "P", "h", "<", "p", ">", "*", "8")
 
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
     "axes.titlesize": 9.0,
@@ -100,7 +102,7 @@ class Look:
 
     color: str
     mark: str
-    line: str | tuple[int, tuple[int, ...]]
+    line: Line
 
 
 class Palette:
