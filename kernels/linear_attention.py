@@ -126,11 +126,69 @@ def _factors(
     return read * between, q_ZCK * entering_ZC1, k_ZCK * leaving_ZC1, entering_ZC1[:, -1:]
 
 
+def _triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor | None,
+    feature_map: str,
+    normalize: bool,
+    scale: float,
+    initial_state: State | None,
+    cu_seqlens: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, State]:
+    """The same from the Triton kernels, which exist on Linux only and are imported on demand.
+
+    A decay makes additive memory one of the delta rules without the erase: per head the gated one,
+    per channel the second gated one with erase 0 and write 1.
+    """
+    from kernels.linear_attention_triton import linear_attention_triton  # noqa: PLC0415
+    from kernels.scalar_delta_triton import scalar_delta_triton  # noqa: PLC0415
+
+    if log_decay is None:
+        memory, key_sum = (
+            initial_state if isinstance(initial_state, tuple) else (initial_state, None)
+        )
+        out, final, final_key_sum = linear_attention_triton(
+            q,
+            k,
+            v,
+            elu1=feature_map == "elu1",
+            normalize=normalize,
+            scale=scale,
+            initial_state=memory,
+            initial_key_sum=key_sum,
+            cu_seqlens=cu_seqlens,
+            eps=eps,
+        )
+        return out, ((final, final_key_sum) if normalize else final)
+    if log_decay.ndim == 4:
+        raise ValueError(
+            "impl='triton' has no kernels for a log_decay per key channel; "
+            "use impl='chunked' or 'reference'"
+        )
+    q, k = apply_feature_map(feature_map, q, k)
+    out, final, _ = scalar_delta_triton(
+        q,
+        k,
+        v,
+        log_decay=log_decay,
+        beta=None,
+        scale=scale,
+        initial_state=initial_state,
+        cu_seqlens=cu_seqlens,
+    )
+    return out, final
+
+
 LINEAR_ATTENTION: dict[str, Callable[..., tuple[Any, ...]]] = {
     "reference": reference.linear_attention,
     "chunked": _chunked,
+    "triton": _triton,
 }
-"""The implementations of `linear_attention`; add to `launch.TRITON_OPS` when you add `triton`."""
+"""The implementations of `linear_attention`."""
 
 
 def linear_attention(

@@ -86,11 +86,47 @@ def _chunked(
     return inputs.join(out, v.dtype), inputs.join_states(final), inputs.join(residual, v.dtype)
 
 
-DELTA_RULE: dict[str, Rule] = {"reference": reference.delta_rule, "chunked": _chunked}
-"""The implementations of `delta_rule`; add to `launch.TRITON_OPS` when you add `triton` here."""
+def _triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    beta: Tensor,
+    log_decay: Tensor | None = None,
+    scale: float,
+    initial_state: Tensor | None,
+    qk_l2norm: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same from the Triton kernels, which exist on Linux only and are imported on demand."""
+    from kernels.scalar_delta_triton import scalar_delta_triton  # noqa: PLC0415
 
-GATED_DELTA_RULE: dict[str, Rule] = {"reference": reference.gated_delta_rule, "chunked": _chunked}
-"""The implementations of `gated_delta_rule`, likewise."""
+    return scalar_delta_triton(
+        q,
+        k,
+        v,
+        log_decay=log_decay,
+        beta=beta,
+        scale=scale,
+        initial_state=initial_state,
+        qk_l2norm=qk_l2norm,
+        cu_seqlens=cu_seqlens,
+    )
+
+
+DELTA_RULE: dict[str, Rule] = {
+    "reference": reference.delta_rule,
+    "chunked": _chunked,
+    "triton": _triton,
+}
+"""The implementations of `delta_rule`."""
+
+GATED_DELTA_RULE: dict[str, Rule] = {
+    "reference": reference.gated_delta_rule,
+    "chunked": _chunked,
+    "triton": _triton,
+}
+"""The implementations of `gated_delta_rule`."""
 
 
 def delta_rule(

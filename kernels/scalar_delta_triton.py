@@ -8,8 +8,6 @@ of its own. Kept for the backward, beside the inputs: the residuals, the memory 
 chunk (in the dtype of the inputs), P, M and 12 bytes of factors per token and value head.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
 
@@ -22,11 +20,12 @@ from kernels.scalar_delta_forward import (
     scalar_delta_prepare_kernel,
     scalar_delta_segment_fwd_kernel,
 )
-from kernels.segments import join_segments_kernel
+from kernels.segments import join_segments
 from kernels.sequences import Sequences, num_chunk_slots, num_segments, sequences
 from kernels.tiles import (
     CHUNK,
     check_dtype,
+    device_of,
     dot_precision,
     power_of_two,
     processors,
@@ -34,7 +33,7 @@ from kernels.tiles import (
     token_tile,
 )
 
-# Axis letters: B batch, T time, H heads, K key dim, V value dim, N sequences, C position in a chunk.
+# Axis letters: B batch, T time, H heads, K key dim, V value dim, N sequences, C in a chunk.
 
 
 def scalar_delta_triton(
@@ -87,11 +86,6 @@ def scalar_delta_triton(
         q, k, v, log_decay, beta, initial_state, cu_seqlens, scale, qk_l2norm, save, segments
     )
     return out, final, v if beta is None else residual
-
-
-def _device(x: Tensor) -> AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be the one of the tensors."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def _shape_constants(q: Tensor, v: Tensor) -> dict[str, int]:
@@ -149,7 +143,7 @@ def scalar_delta_op(
         "num_warps": tile.warps,
     }
     blocks = -(-V // tile.block_v)
-    with _device(q):
+    with device_of(q):
         scalar_delta_prepare_kernel[(chunks.num_chunks * HV,)](
             q=q,
             k=k,
@@ -184,7 +178,7 @@ def scalar_delta_op(
                 **tables,
                 **scan,
             )
-            start = _joined(local_end, transition, initial_state, reverse=False)
+            start = join_segments(local_end, transition, initial_state)
         scalar_delta_fwd_kernel[(chunks.count * segments * HV * blocks,)](
             q=q,
             k=k,
@@ -261,33 +255,6 @@ def _scalar_delta_fake(
     return _allocate(q, v, chunks, normalize, save, segments, has_decay, is_delta)
 
 
-def _joined(
-    local_end: Tensor, transition: Tensor, initial: Tensor | None, *, reverse: bool
-) -> Tensor:
-    """Where each segment starts, in the order of the walk: `[N, SEGMENTS, HV, K, V]`."""
-    count, segments, HV, K, V = local_end.shape
-    block_v = min(64, power_of_two(V))
-    start = torch.empty_like(local_end)
-    join_segments_kernel[(count * HV * -(-V // block_v),)](
-        local_end=local_end,
-        transition=transition,
-        initial=initial,
-        start=start,
-        K=K,
-        V=V,
-        BK=power_of_two(K),
-        BV=block_v,
-        BJ=min(64, power_of_two(K)),
-        SEGMENTS=segments,
-        HV=HV,
-        HAS_INITIAL=initial is not None,
-        REVERSE=reverse,
-        num_warps=8,
-        num_stages=1,
-    )
-    return start
-
-
 @torch.library.custom_op("seedfront::scalar_delta_backward", mutates_args=())
 def scalar_delta_backward_op(
     q: Tensor,
@@ -358,14 +325,14 @@ def scalar_delta_backward_op(
         "num_warps": tile.warps,
     }
     grid = (chunks.count * segments * HV * blocks,)
-    with _device(q):
+    with device_of(q):
         start = d_final
         if segments > 1:
             local_end = v.new_empty((chunks.count, segments, HV, K, V), dtype=torch.float32)
             scalar_delta_state_bwd_kernel[grid](
                 start=None, end=local_end, HAS_START=False, STATE_ONLY=True, **shared, **scan
             )
-            start = _joined(local_end, transition, d_final, reverse=True)
+            start = join_segments(local_end, transition, d_final, reverse=True)
         scalar_delta_state_bwd_kernel[grid](
             start=start,
             end=d_initial,
@@ -428,7 +395,7 @@ def _scalar_delta_backward_fake(
     *args,
 ):
     count = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    d_q, d_k, *others = _allocate_gradients(q, v, log_decay, beta, count)
+    others = _allocate_gradients(q, v, log_decay, beta, count)[2:]
     return torch.empty_like(q), torch.empty_like(k), *others
 
 

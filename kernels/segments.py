@@ -1,12 +1,16 @@
 """Joining the segments of a split sequence: from what each does alone to where each starts.
 
-A segment maps memory by S -> Π S + E. Walking the segments in order from the initial memory gives
+A segment maps memory by S -> Π S + E, additive memory with Π = I. Walking the segments in order from the initial memory gives
 the memory each starts from; walking them in reverse with Πᵀ does the same for gradients. The map is
 exact, so a split changes rounding only. Cost: one K × K by K × V product per segment and head.
 """
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from kernels.tiles import power_of_two
 
 
 @triton.jit
@@ -23,6 +27,7 @@ def join_segments_kernel(
     SEGMENTS: tl.constexpr,
     HV: tl.constexpr,
     HAS_INITIAL: tl.constexpr,
+    HAS_TRANSITION: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
     """Writes `start` `[N, SEGMENTS, HV, K, V]` from `local_end` (same shape) and `transition`.
@@ -47,7 +52,9 @@ def join_segments_kernel(
         i_s = SEGMENTS - 1 - i if REVERSE else i
         i_state = (i_n * SEGMENTS + i_s) * HV + i_h
         tl.store(start + i_state * K * V + o_kv, b_state, mask=m_kv)
-        if i < SEGMENTS - 1:
+        if not HAS_TRANSITION:
+            b_state += tl.load(local_end + i_state * K * V + o_kv, mask=m_kv, other=0.0)
+        elif i < SEGMENTS - 1:
             # Every thread of the program must see the whole memory before it is read in slices.
             tl.debug_barrier()
             b_state = tl.load(local_end + i_state * K * V + o_kv, mask=m_kv, other=0.0)
@@ -64,3 +71,39 @@ def join_segments_kernel(
                     start + i_state * K * V + o_j[:, None] * V + o_v[None, :], mask=m_jv, other=0.0
                 )
                 b_state = tl.dot(b_map, b_part, b_state, input_precision="tf32x3")
+
+
+def join_segments(
+    local_end: Tensor, transition: Tensor | None, initial: Tensor | None, *, reverse: bool = False
+) -> Tensor:
+    """The memory that each segment starts from, or the gradient behind it: `[N, S, HV, K, V]`.
+
+    Args:
+        local_end: what each segment leaves of an empty memory `[N, S, HV, K, V]`, float32; the
+            segment that is walked last is not read where there is a `transition`.
+        transition: what each segment does to memory `[N, S, HV, K, K]`; None for the identity.
+        initial: where the walk starts `[N, HV, K, V]`; None for an empty memory.
+        reverse: walk from the last segment to the first, through the transposed transitions.
+    """
+    count, segments, HV, K, V = local_end.shape
+    block_v = min(64, power_of_two(V))
+    start = torch.empty_like(local_end)
+    join_segments_kernel[(count * HV * -(-V // block_v),)](
+        local_end=local_end,
+        transition=transition,
+        initial=initial,
+        start=start,
+        K=K,
+        V=V,
+        BK=power_of_two(K),
+        BV=block_v,
+        BJ=min(64, power_of_two(K)),
+        SEGMENTS=segments,
+        HV=HV,
+        HAS_INITIAL=initial is not None,
+        HAS_TRANSITION=transition is not None,
+        REVERSE=reverse,
+        num_warps=8,
+        num_stages=1,
+    )
+    return start

@@ -8,6 +8,7 @@ inverse; 32 pays for very short sequences only. Entries name their measurement i
 the property of the compiled code they were chosen by.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -75,6 +76,11 @@ def processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def device_of(x: torch.Tensor) -> AbstractContextManager[object]:
+    """Makes the tensor's device the current one, which is where Triton launches."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def check_dtype(name: str, x: torch.Tensor) -> None:

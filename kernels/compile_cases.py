@@ -1,0 +1,171 @@
+"""The calls whose kernels `kernels.compile_check` compiles: every op, head dim class and dtype.
+
+Tensors are small in batch and length, which no kernel is compiled for, and real in heads, head dims
+and dtypes, which every kernel is.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from kernels.linear_attention_triton import linear_attention_triton
+from kernels.scalar_delta_triton import scalar_delta_triton
+
+
+@dataclass(frozen=True, slots=True)
+class CompileCase:
+    """A call of the table.
+
+    Attributes:
+        name: what it calls, with head dims and dtype.
+        call: runs the launch code on CPU tensors.
+        stack_bytes: spilled bytes of a thread that are known and accepted, by kernel.
+    """
+
+    name: str
+    call: Callable[[], object]
+    stack_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def _leaf(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, requires_grad=True)
+
+
+def scalar_delta_call(
+    rule: str,
+    key_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    *,
+    heads: tuple[int, int] = (8, 8),
+    segments: int = 1,
+    packed: bool = False,
+) -> Callable[[], None]:
+    """Forward and backward of a rule with at most one decay per head: `delta`, `gated`, `decayed`.
+
+    Args:
+        rule: delta rule, gated delta rule, or additive memory with decay.
+        key_dim: K.
+        value_dim: V.
+        dtype: of q, k and v.
+        heads: key and value heads.
+        segments: parts that a sequence is split into.
+        packed: whether two sequences share the row.
+    """
+    T = 128 * segments
+
+    def call() -> None:
+        q, k = (_leaf(1, T, heads[0], key_dim, dtype=dtype) for _ in range(2))
+        v = _leaf(1, T, heads[1], value_dim, dtype=dtype)
+        gate = _leaf(1, T, heads[1], dtype=torch.float32)
+        out, final, residual = scalar_delta_triton(
+            q,
+            k,
+            v,
+            log_decay=None if rule == "delta" else gate,
+            beta=None if rule == "decayed" else gate,
+            scale=1.0,
+            qk_l2norm=True,
+            cu_seqlens=torch.tensor([0, 30, T]) if packed else None,
+            segments=segments,
+        )
+        # With a packing also the paths of an initial memory and of a residual that is read.
+        loss = out.sum() + (final.sum() + residual.sum() if packed else 0.0)
+        loss.backward()
+
+    return call
+
+
+def linear_attention_call(
+    key_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    *,
+    normalize: bool,
+    heads: tuple[int, int] = (8, 8),
+    segments: int = 1,
+    packed: bool = False,
+) -> Callable[[], None]:
+    """Forward and backward of linear attention: normalised ELU + 1 features, or plain ones.
+
+    Args:
+        key_dim: K.
+        value_dim: V.
+        dtype: of q, k and v.
+        normalize: normalised, with ELU + 1 features.
+        heads: key and value heads.
+        segments: parts that a sequence is split into.
+        packed: whether two sequences share the row.
+    """
+    T = 128 * segments
+
+    def call() -> None:
+        q, k = (_leaf(1, T, heads[0], key_dim, dtype=dtype) for _ in range(2))
+        v = _leaf(1, T, heads[1], value_dim, dtype=dtype)
+        out, final, key_sum = linear_attention_triton(
+            q,
+            k,
+            v,
+            elu1=normalize,
+            normalize=normalize,
+            scale=1.0,
+            cu_seqlens=torch.tensor([0, 30, T]) if packed else None,
+            segments=segments,
+        )
+        (out.sum() + (final.sum() + key_sum.sum() if packed else 0.0)).backward()
+
+    return call
+
+
+CASES: tuple[CompileCase, ...] = (
+    *(
+        CompileCase(f"{rule} {K}x{V} {name}", scalar_delta_call(rule, K, V, DTYPES[name]))
+        for rule in ("gated", "delta", "decayed")
+        for K, V, name in ((128, 128, "bf16"), (64, 64, "bf16"))
+    ),
+    CompileCase(
+        "gated 128x128 bf16 split",
+        scalar_delta_call("gated", 128, 128, torch.bfloat16, segments=8),
+    ),
+    CompileCase(
+        "gated 64x64 bf16 grouped packed",
+        scalar_delta_call("gated", 64, 64, torch.bfloat16, heads=(4, 8), packed=True),
+    ),
+    *(
+        CompileCase(
+            f"linear{' normalised' * normalize} {K}x{V} {name}",
+            linear_attention_call(K, V, DTYPES[name], normalize=normalize),
+        )
+        for normalize in (False, True)
+        for K, V, name in (
+            (128, 128, "bf16"),
+            (64, 64, "bf16"),
+            (256, 512, "bf16"),
+            (100, 60, "fp16"),
+            (128, 128, "fp32"),
+        )
+    ),
+    CompileCase(
+        "linear normalised 128x128 bf16 split packed",
+        linear_attention_call(
+            128, 128, torch.bfloat16, normalize=True, heads=(4, 8), segments=4, packed=True
+        ),
+    ),
+    *(
+        CompileCase(f"gated {K}x{V} {name}", scalar_delta_call("gated", K, V, DTYPES[name]))
+        for K, V, name in (
+            (256, 512, "bf16"),
+            (100, 60, "bf16"),
+            (32, 32, "bf16"),
+            (16, 16, "bf16"),
+            (128, 128, "fp16"),
+            (128, 128, "fp32"),
+            (64, 64, "fp32"),
+            (256, 512, "fp32"),
+        )
+    ),
+)

@@ -1,0 +1,217 @@
+"""The kernel of additive memory without decay: one scan that serves forward and backward.
+
+Equations, per sequence and value head; φ is the feature map, c = 0 or 1 the normaliser:
+
+    n_i = s Σ_{j≤i} (φ(q_i)·φ(k_j)) v_j        z_i = Σ_{j≤i} φ(k_j)
+    d_i = s φ(q_i)·z_i + ε                      o_i = n_i / d_i, or n_i where nothing is normalised
+
+Symbols: q, k `[B, T, H, K]`; v, o `[B, T, HV, V]`; s the scale; the memory S = Σ φ(k_j) v_jᵀ and
+z are float32.
+
+Every gradient is a sum of the same form over other tensors. With δ_i = -(dO_i·o_i) / d_i, the
+gradient of d_i, and d = 1, δ = 0 where nothing is normalised:
+
+    dφ(q)_i = s Σ_{j≤i} (dO_i·v_j / d_i + δ_i) φ(k_j)       a scan forward over (dO, v, φ(k))
+    dφ(k)_j = s Σ_{i≥j} (v_j·dO_i / d_i + δ_i) φ(q_i)       a scan in reverse over (v, dO, φ(q))
+    dv_j    = s Σ_{i≥j} (φ(k_j)·φ(q_i) / d_i) dO_i          a scan in reverse over (φ(k), φ(q), dO)
+
+Source: Katharopoulos et al., "Transformers are RNNs" (arXiv 2006.16236), equations 13 to 15, which
+walk token by token; we take chunks of C tokens with the products inside a chunk as a masked C × C
+matrix, and divide inside the scan.
+
+Cost: 4·K·V + 2·C·(K + V) FLOPs per token and scan; each scan reads three tensors once per value
+block and writes one. Nothing is kept for the backward but inputs and, normalised, o and d.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.blocks import elu1, elu1_slope, sequence_bounds
+
+FORWARD = tl.constexpr(0)
+D_QUERY = tl.constexpr(1)
+D_KEY = tl.constexpr(2)
+D_VALUE = tl.constexpr(3)
+
+
+@triton.jit
+def linear_attention_scan_kernel(
+    q,
+    k,
+    v,
+    out,
+    raw,
+    denominator,
+    d_denominator,
+    start,
+    start_z,
+    end,
+    end_z,
+    cu_seqlens,
+    T,
+    scale,
+    eps,
+    HV: tl.constexpr,
+    HQ: tl.constexpr,
+    HK: tl.constexpr,
+    HX: tl.constexpr,
+    HR: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    ROLE: tl.constexpr,
+    ELU1: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    HAS_START: tl.constexpr,
+    STATE_ONLY: tl.constexpr,
+    PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One of the four scans, named by ROLE; q, k and v are what that scan reads in their place.
+
+    Grid: sequences × segments × HV × value blocks. `q` is `[rows, HQ, K]`, `k` `[rows, HK, K]`, `v`
+    `[rows, HX, V]`, `out` `[rows, HV, V]`; `raw` `[rows, HR, V]` is the input whose feature map the
+    gradient passes, q or k. `start` `[N, SEGMENTS, HV, ...]` holds memories of K × V numbers, for
+    D_QUERY and D_KEY of V × K. The walk's last segment writes `end`, with STATE_ONLY every one.
+    """
+    REVERSE: tl.constexpr = ROLE == D_KEY or ROLE == D_VALUE
+    TRANSPOSED: tl.constexpr = ROLE == D_QUERY or ROLE == D_KEY
+    # z adds up keys, of K channels, or what stands in the place of values.
+    Z_OF_KEYS: tl.constexpr = ROLE == FORWARD or ROLE == D_VALUE
+    BLOCKS: tl.constexpr = (V + BV - 1) // BV
+    i_program = tl.program_id(0).to(tl.int64)
+    i_v = (i_program % BLOCKS).to(tl.int32)
+    i_state = i_program // BLOCKS
+    i_h = i_state % HV
+    i_s = (i_state // HV % SEGMENTS).to(tl.int32)
+    i_n = i_state // (HV * SEGMENTS)
+    i_first, num_tokens = sequence_bounds(cu_seqlens, i_n, T, PACKED)
+    num_chunks = tl.cdiv(num_tokens, C)
+    segment = tl.cdiv(num_chunks, SEGMENTS)
+    segment_start = tl.minimum(i_s * segment, num_chunks)
+    segment_chunks = tl.minimum(segment, num_chunks - segment_start)
+
+    o_c = tl.arange(0, C)
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    m_v = o_v < V
+    m_kv = (o_k < K)[:, None] & m_v[None, :]
+    if TRANSPOSED:
+        o_kv = o_k[:, None] + o_v[None, :] * K
+    else:
+        o_kv = o_k[:, None] * V + o_v[None, :]
+    b_state = tl.zeros([BK, BV], tl.float32)
+    b_z = tl.zeros([BK if Z_OF_KEYS else BV], tl.float32)
+    if HAS_START:
+        b_state = tl.load(start + i_state * K * V + o_kv, mask=m_kv, other=0.0)
+        if NORMALIZE:
+            if Z_OF_KEYS:
+                b_z = tl.load(start_z + i_state * K + o_k, mask=o_k < K, other=0.0)
+            else:
+                b_z = tl.load(start_z + i_state * V + o_v, mask=m_v, other=0.0)
+        if REVERSE:
+            # Gradients of memories carry no scale; the outputs below are multiplied by it.
+            b_state = b_state / scale
+            b_z = b_z / scale
+    if REVERSE:
+        m_order = o_c[:, None] <= o_c[None, :]
+    else:
+        m_order = o_c[:, None] >= o_c[None, :]
+    for i in tl.range(0, segment_chunks, num_stages=STAGES):
+        i_c = segment_start + (segment_chunks - 1 - i if REVERSE else i)
+        i_row = i_first + i_c * C
+        m_c = o_c < num_tokens - i_c * C
+        m_ck = m_c[:, None] & (o_k < K)[None, :]
+        m_cv = m_c[:, None] & m_v[None, :]
+        o_gate = i_row * HV + i_h + o_c * HV
+        o_key = (i_row * HK + i_h // (HV // HK)) * K + o_c[:, None] * (HK * K) + o_k[None, :]
+        o_value = (i_row * HX + i_h // (HV // HX)) * V + o_c[:, None] * (HX * V) + o_v[None, :]
+        b_k = tl.load(k + o_key, mask=m_ck, other=0.0)
+        b_v = tl.load(v + o_value, mask=m_cv, other=0.0)
+        if ELU1:
+            # The image of padding is 1, not 0, so it is masked again.
+            if Z_OF_KEYS:
+                b_k = tl.where(m_ck, elu1(b_k), 0.0).to(k.dtype.element_ty)
+            else:
+                b_v = tl.where(m_cv, elu1(b_v), 0.0).to(v.dtype.element_ty)
+        b_weighted = b_v
+        if NORMALIZE and ROLE != FORWARD:
+            b_inverse_d = 1.0 / tl.load(denominator + o_gate, mask=m_c, other=1.0)
+            b_dd = tl.load(d_denominator + o_gate, mask=m_c, other=0.0)
+            if REVERSE:
+                b_weighted = (b_v * b_inverse_d[:, None]).to(b_v.dtype)
+
+        if not STATE_ONLY:
+            o_query = (i_row * HQ + i_h // (HV // HQ)) * K + o_c[:, None] * (HQ * K) + o_k[None, :]
+            b_q = tl.load(q + o_query, mask=m_ck, other=0.0)
+            if ELU1 and Z_OF_KEYS:
+                b_q = tl.where(m_ck, elu1(b_q), 0.0).to(q.dtype.element_ty)
+            b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
+            b_out = tl.dot(b_q, b_state.to(b_q.dtype), input_precision=PRECISION)
+            if NORMALIZE and ROLE == D_QUERY:
+                b_scores = b_scores * b_inverse_d[:, None] + b_dd[:, None]
+                b_out = b_out * b_inverse_d[:, None] + b_dd[:, None] * b_z[None, :]
+            if NORMALIZE and ROLE == D_KEY:
+                b_scores = b_scores * b_inverse_d[None, :] + b_dd[None, :]
+                b_out += b_z[None, :]
+            b_scores = tl.where(m_order, b_scores, 0.0)
+            b_operand = b_weighted if ROLE == D_VALUE else b_v
+            b_out = tl.dot(b_scores.to(b_v.dtype), b_operand, b_out, input_precision=PRECISION)
+            b_out *= scale
+            if NORMALIZE and ROLE == FORWARD:
+                b_d = tl.sum(b_scores, 1) + tl.sum(b_q.to(tl.float32) * b_z[None, :], 1)
+                b_d = b_d * scale + eps
+                b_out = b_out / b_d[:, None]
+                if i_v == 0:
+                    tl.store(denominator + o_gate, b_d, mask=m_c)
+            if ELU1 and TRANSPOSED:
+                o_raw = i_row * HR * V + o_c[:, None] * (HR * V) + o_v[None, :]
+                o_raw += i_h // (HV // HR) * V
+                b_out *= elu1_slope(tl.load(raw + o_raw, mask=m_cv, other=0.0))
+            o_out = (i_row * HV + i_h) * V + o_c[:, None] * (HV * V) + o_v[None, :]
+            tl.store(out + o_out, b_out.to(out.dtype.element_ty), mask=m_cv)
+
+        b_state = tl.dot(tl.trans(b_k), b_weighted, b_state, input_precision=PRECISION)
+        if NORMALIZE:
+            if ROLE == FORWARD:
+                b_z += tl.sum(b_k.to(tl.float32), 0)
+            elif ROLE == D_VALUE:
+                b_z += tl.sum(b_k.to(tl.float32) * b_dd[:, None], 0)
+            elif ROLE == D_QUERY:
+                b_z += tl.sum(b_v.to(tl.float32), 0)
+            else:
+                b_z += tl.sum(b_v.to(tl.float32) * b_dd[:, None], 0)
+
+    if Z_OF_KEYS:
+        b_scale = scale if ROLE == D_VALUE else 1.0
+        i_end = i_state if STATE_ONLY else i_n * HV + i_h
+        if STATE_ONLY or i_s == (0 if REVERSE else SEGMENTS - 1):
+            tl.store(end + i_end * K * V + o_kv, b_state * b_scale, mask=m_kv)
+            if NORMALIZE and i_v == 0:
+                tl.store(end_z + i_end * K + o_k, b_z * b_scale, mask=o_k < K)
+
+
+@triton.jit
+def linear_attention_denominator_bwd_kernel(
+    out,
+    d_out,
+    denominator,
+    d_denominator,
+    num_rows,
+    V: tl.constexpr,
+    BR: tl.constexpr,
+    BV: tl.constexpr,
+):
+    """δ_i = -(dO_i·o_i) / d_i of every row and head, `[rows · HV]`. Grid: row blocks."""
+    o_r = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
+    o_v = tl.arange(0, BV)
+    m_r = o_r < num_rows
+    m_rv = m_r[:, None] & (o_v < V)[None, :]
+    b_o = tl.load(out + o_r[:, None] * V + o_v[None, :], mask=m_rv, other=0.0).to(tl.float32)
+    b_do = tl.load(d_out + o_r[:, None] * V + o_v[None, :], mask=m_rv, other=0.0).to(tl.float32)
+    b_d = tl.load(denominator + o_r, mask=m_r, other=1.0)
+    tl.store(d_denominator + o_r, -tl.sum(b_o * b_do, 1) / b_d, mask=m_r)
