@@ -30,7 +30,7 @@ atomics: every sum has one order, so equal calls give equal bits.
 import triton
 import triton.language as tl
 
-from kernels.intervals import is_later, join, separated, single_rows, to_cut
+from kernels.intervals import between, is_later, join, separated, single_rows, to_cut
 from kernels.rows import chunk_rows, segment_rows
 
 
@@ -82,52 +82,54 @@ def channel_delta_reverse_scan_kernel(
     o_k = tl.arange(0, KP)
     o_v = (pid % tiles_v) * BV + tl.arange(0, BV)
     m_v = o_v < V
-    at_state = (i_segment * HV + i_hv) * K * V + o_k[:, None] * V + o_v[None, :]
+    at_k = rows[:, None] * (HV * K) + o_k[None, :]
+    at_c = rows[:, None] * (HV * C) + rows[None, :]
+    at_v = rows[:, None] * (HV * V) + o_v[None, :]
+    at_state = o_k[:, None] * V + o_v[None, :]
     m_state = (o_k < K)[:, None] & m_v[None, :]
+    this_state = (i_segment * HV + i_hv) * K * V
     if HAS_STATE:
-        b_dS = tl.load(d_state + at_state, mask=m_state, other=0.0)
+        b_dS = tl.load(d_state + this_state + at_state, mask=m_state, other=0.0)
     else:
         b_dS = tl.zeros([KP, BV], tl.float32)
 
     chunks = tl.cdiv(end - start, C)
     for j in tl.range(0, chunks, num_stages=STAGES):
         i = chunks - 1 - j
-        t = start + i * C + rows
-        m = t < end
-        at_row = t * HV + i_hv
-        at_k = at_row[:, None] * K + o_k[None, :]
+        t = start + i * C
+        m = rows < end - t
         m_k = m[:, None] & (o_k < K)[None, :]
-        at_c = at_row[:, None] * C + rows[None, :]
-        at_v = at_row[:, None] * V + o_v[None, :]
         m_tile = m[:, None] & m_v[None, :]
-        at_decay = ((chunk + i) * HV + i_hv) * K + o_k
-        b_q = tl.load(q_read + at_k, mask=m_k, other=0.0)
-        b_ke = tl.load(k_erase + at_k, mask=m_k, other=0.0)
-        b_kw = tl.load(k_write + at_k, mask=m_k, other=0.0)
-        b_M = tl.load(solve + at_c, mask=m[:, None], other=0.0)
-        b_P = tl.load(scores + at_c, mask=m[:, None], other=0.0)
-        b_dO = tl.load(d_out + at_v, mask=m_tile, other=0.0)
-        b_decay = tl.load(chunk_decay + at_decay, mask=o_k < K, other=0.0)
+        first = t * HV + i_hv
+        i_chunk = (chunk + i) * HV + i_hv
+        b_q = tl.load(q_read + first * K + at_k, mask=m_k, other=0.0)
+        b_ke = tl.load(k_erase + first * K + at_k, mask=m_k, other=0.0)
+        b_kw = tl.load(k_write + first * K + at_k, mask=m_k, other=0.0)
+        b_M = tl.load(solve + first * C + at_c, mask=m[:, None], other=0.0)
+        b_P = tl.load(scores + first * C + at_c, mask=m[:, None], other=0.0)
+        b_dO = tl.load(d_out + first * V + at_v, mask=m_tile, other=0.0)
+        b_decay = tl.load(chunk_decay + i_chunk * K + o_k, mask=o_k < K, other=0.0)
 
         # operand copy; the running gradient stays float32
         b_dSo = b_dS.to(b_q.dtype)
         if STORE_CHUNKS:
-            at_chunk = ((chunk + i) * HV + i_hv) * K * V + o_k[:, None] * V + o_v[None, :]
-            tl.store(d_chunk_state + at_chunk, b_dSo, mask=m_state)
+            tl.store(d_chunk_state + i_chunk * K * V + at_state, b_dSo, mask=m_state)
         # P and the inverse are transposed as loaded tiles, never as results of a product
         b_dR = tl.dot(b_kw, b_dSo, input_precision=PRECISION)
         b_dR = tl.dot(tl.trans(b_P), b_dO, b_dR, input_precision=PRECISION)
         if HAS_RESIDUAL:
-            b_dR += tl.load(d_residual + at_v, mask=m_tile, other=0.0).to(tl.float32)
+            b_dRo = tl.load(d_residual + first * V + at_v, mask=m_tile, other=0.0)
+            b_dR += b_dRo.to(tl.float32)
         b_dY = tl.dot(tl.trans(b_M), b_dR.to(b_q.dtype), input_precision=PRECISION)
         if STORE_CHUNKS:
-            tl.store(d_solved + at_v, b_dY.to(d_solved.dtype.element_ty), mask=m_tile)
+            b_dYo = b_dY.to(d_solved.dtype.element_ty)
+            tl.store(d_solved + first * V + at_v, b_dYo, mask=m_tile)
         b_dS *= b_decay[:, None]
         b_dS = tl.dot(tl.trans(b_q), b_dO, b_dS, input_precision=PRECISION)
         b_dS = tl.dot(tl.trans(b_ke), (-b_dY).to(b_q.dtype), b_dS, input_precision=PRECISION)
 
     if STORE_START:
-        tl.store(d_start_state + at_state, b_dS, mask=m_state)
+        tl.store(d_start_state + this_state + at_state, b_dS, mask=m_state)
 
 
 @triton.jit
@@ -169,9 +171,11 @@ def channel_delta_value_grads_kernel(
     i_chunk = tl.program_id(0).to(tl.int64) // HV
     start, end = chunk_rows(i_chunk, chunk_table, T, C, PACKED)
     rows = tl.arange(0, C)
-    t = start + rows
-    m = t < end
-    at_row = t * HV + i_hv
+    m = rows < end - start
+    # from here on pointers stand at the chunk's first token and this head
+    first = start * HV + i_hv
+    at_row = first + rows * HV
+    v += start * stride_v + i_hv * V
     if not CHANNEL_GATES:
         b_beta = tl.load(write + at_row, mask=m, other=0.0).to(tl.float32)
 
@@ -186,10 +190,10 @@ def channel_delta_value_grads_kernel(
     for i_v in range(tl.cdiv(V, BV)):
         o_v = i_v * BV + tl.arange(0, BV)
         m_tile = m[:, None] & (o_v < V)[None, :]
-        at_v = at_row[:, None] * V + o_v[None, :]
-        b_R = tl.load(residual + at_v, mask=m_tile, other=0.0)
-        b_dO = tl.load(d_out + at_v, mask=m_tile, other=0.0)
-        b_dY = tl.load(d_solved + at_v, mask=m_tile, other=0.0)
+        at_v = rows[:, None] * (HV * V) + o_v[None, :]
+        b_R = tl.load(residual + first * V + at_v, mask=m_tile, other=0.0)
+        b_dO = tl.load(d_out + first * V + at_v, mask=m_tile, other=0.0)
+        b_dY = tl.load(d_solved + first * V + at_v, mask=m_tile, other=0.0)
         # a product is never transposed: both orientations are formed
         b_dP = tl.dot(b_dO, tl.trans(b_R), b_dP, input_precision=PRECISION)
         b_dPt = tl.dot(b_R, tl.trans(b_dO), b_dPt, input_precision=PRECISION)
@@ -200,30 +204,30 @@ def channel_delta_value_grads_kernel(
         b_dO = b_dO.to(tl.float32)
         b_dY = b_dY.to(tl.float32)
         b_diagonal += tl.sum(b_dO * b_R, 1)
-        b_v = tl.load(v + t[:, None] * stride_v + i_hv * V + o_v[None, :], mask=m_tile, other=0.0)
+        b_v = tl.load(v + rows[:, None] * stride_v + o_v[None, :], mask=m_tile, other=0.0)
         b_v = b_v.to(tl.float32)
         if CHANNEL_GATES:
-            b_w = tl.load(write + at_v, mask=m_tile, other=0.0).to(tl.float32)
+            b_w = tl.load(write + first * V + at_v, mask=m_tile, other=0.0).to(tl.float32)
             b_dw = (b_dY * b_v).to(d_write.dtype.element_ty)
-            tl.store(d_write + at_v, b_dw, mask=m_tile)
+            tl.store(d_write + first * V + at_v, b_dw, mask=m_tile)
         else:
             b_w = b_beta[:, None]
             b_dbeta += tl.sum(b_dY * b_v, 1)
-        tl.store(d_v + at_v, (b_dY * b_w).to(d_v.dtype.element_ty), mask=m_tile)
+        tl.store(d_v + first * V + at_v, (b_dY * b_w).to(d_v.dtype.element_ty), mask=m_tile)
         if UNIT:
-            b_o = tl.load(out + at_v, mask=m_tile, other=0.0).to(tl.float32)
+            b_o = tl.load(out + first * V + at_v, mask=m_tile, other=0.0).to(tl.float32)
             b_qpart += tl.sum(b_dO * b_o, 1)
             b_kpart += tl.sum(b_dY * (2.0 * b_R - b_w * b_v), 1)
             if HAS_RESIDUAL:
-                b_dRo = tl.load(d_residual + at_v, mask=m_tile, other=0.0).to(tl.float32)
+                b_dRo = tl.load(d_residual + first * V + at_v, mask=m_tile, other=0.0).to(tl.float32)
                 b_kpart -= tl.sum(b_R * b_dRo, 1)
 
     lower = rows[:, None] >= rows[None, :]
     b_dP = tl.where(lower, b_dP, b_dPt) * scale
     b_dL = tl.where(lower, b_dL, b_dLt) * -1.0
-    at_c = at_row[:, None] * C + rows[None, :]
-    tl.store(d_scores + at_c, b_dP.to(d_scores.dtype.element_ty), mask=m[:, None])
-    tl.store(d_lower + at_c, b_dL.to(d_lower.dtype.element_ty), mask=m[:, None])
+    at_c = rows[:, None] * (HV * C) + rows[None, :]
+    tl.store(d_scores + first * C + at_c, b_dP.to(d_scores.dtype.element_ty), mask=m[:, None])
+    tl.store(d_lower + first * C + at_c, b_dL.to(d_lower.dtype.element_ty), mask=m[:, None])
     tl.store(d_diagonal + at_row, b_diagonal * scale, mask=m)
     if not CHANNEL_GATES:
         tl.store(d_write + at_row, b_dbeta, mask=m)
@@ -286,58 +290,53 @@ def channel_delta_key_grads_kernel(
     i_h = i_hv // (HV // H)
     start, end = chunk_rows(i_chunk, chunk_table, T, C, PACKED)
     rows = tl.arange(0, C)
-    t = start + rows
-    m = t < end
-    at_row = t * HV + i_hv
+    m = rows < end - start
+    # from here on pointers stand at the chunk's first token and this head
+    first = start * HV + i_hv
+    at_row = first + rows * HV
+    at_norm = start * H + i_h + rows * H
+    q += start * stride_q + i_h * K
+    k += start * stride_k + i_h * K
     o_k = i_k * BK + tl.arange(0, BK)
     m_k = m[:, None] & (o_k < K)[None, :]
-    at_k = at_row[:, None] * K + o_k[None, :]
-    at_c = at_row[:, None] * C + rows[None, :]
+    at_k = rows[:, None] * (HV * K) + o_k[None, :]
+    at_c = rows[:, None] * (HV * C) + rows[None, :]
 
-    b_q = tl.load(q + t[:, None] * stride_q + i_h * K + o_k[None, :], mask=m_k, other=0.0)
-    b_k = tl.load(k + t[:, None] * stride_k + i_h * K + o_k[None, :], mask=m_k, other=0.0)
+    b_q = tl.load(q + rows[:, None] * stride_q + o_k[None, :], mask=m_k, other=0.0)
+    b_k = tl.load(k + rows[:, None] * stride_k + o_k[None, :], mask=m_k, other=0.0)
     dtype = b_q.dtype
     b_q = b_q.to(tl.float32)
     b_k = b_k.to(tl.float32)
     if UNIT:
-        b_q *= tl.load(q_norm + t * H + i_h, mask=m, other=0.0)[:, None]
-        b_k *= tl.load(k_norm + t * H + i_h, mask=m, other=0.0)[:, None]
+        b_q *= tl.load(q_norm + at_norm, mask=m, other=0.0)[:, None]
+        b_k *= tl.load(k_norm + at_norm, mask=m, other=0.0)[:, None]
     if CHANNEL_GATES:
-        b_b = tl.load(erase + at_k, mask=m_k, other=0.0).to(tl.float32)
+        b_b = tl.load(erase + first * K + at_k, mask=m_k, other=0.0).to(tl.float32)
     else:
         b_b = tl.load(erase + at_row, mask=m, other=0.0).to(tl.float32)[:, None]
     b_bk = b_k * b_b
-    b_dP = tl.load(d_scores + at_c, mask=m[:, None], other=0.0)
-    b_dL = tl.load(d_lower + at_c, mask=m[:, None], other=0.0)
+    b_dP = tl.load(d_scores + first * C + at_c, mask=m[:, None], other=0.0)
+    b_dL = tl.load(d_lower + first * C + at_c, mask=m[:, None], other=0.0)
 
     b_dq = tl.zeros([C, BK], tl.float32)
     b_dk = tl.zeros([C, BK], tl.float32)
     b_dbk = tl.zeros([C, BK], tl.float32)
     b_dg = tl.zeros([C, BK], tl.float32)
-    prefix, suffix, total = single_rows(tl.load(log_decay + at_k, mask=m_k, other=0.0))
-    for level in tl.static_range(LEVELS):
-        half: tl.constexpr = 2**level
-        later = is_later(rows, half)
-        pairs = separated(rows, rows, half)
-        # the same interval, and the columns on the other side of its cut
-        both = (rows[:, None] // (2 * half) == rows[None, :] // (2 * half)) & (
-            rows[:, None] // half != rows[None, :] // half
-        )
+    prefix, suffix = single_rows(tl.load(log_decay + first * K + at_k, mask=m_k, other=0.0))
+    for level in range(LEVELS):
+        later = is_later(rows, level)[:, None]
+        pairs = separated(rows, level)
         b_E = to_cut(prefix, suffix, later)
-        b_x = (tl.where(later[:, None], b_q, b_k) * b_E).to(dtype)
-        b_read = tl.dot(tl.where(both, b_dP, 0.0).to(dtype), b_x, input_precision=PRECISION) * b_E
-        b_x = (tl.where(later[:, None], b_bk, b_k) * b_E).to(dtype)
-        b_erase = tl.dot(tl.where(both, b_dL, 0.0).to(dtype), b_x, input_precision=PRECISION) * b_E
-        b_dE = tl.where(later[:, None], b_q * b_read + b_bk * b_erase, b_k * (b_read + b_erase))
-        b_dq += tl.where(later[:, None], b_read, 0.0)
-        b_dbk += tl.where(later[:, None], b_erase, 0.0)
-        b_dk += tl.where(later[:, None], 0.0, b_read + b_erase)
-        # token t lies in the interval of row r: between the cut and r, t itself included
-        holds = tl.where(
-            later[:, None], rows[:, None] <= rows[None, :], rows[:, None] > rows[None, :]
-        ) & (rows[:, None] // half == rows[None, :] // half)
-        b_dg = tl.dot(holds.to(dtype), b_dE.to(dtype), b_dg, input_precision=PRECISION)
-        prefix, suffix, total = join(prefix, suffix, total, later, half, C, BK)
+        b_x = (tl.where(later, b_q, b_k) * b_E).to(dtype)
+        b_read = tl.dot(tl.where(pairs, b_dP, 0.0).to(dtype), b_x, input_precision=PRECISION) * b_E
+        b_x = (tl.where(later, b_bk, b_k) * b_E).to(dtype)
+        b_erase = tl.dot(tl.where(pairs, b_dL, 0.0).to(dtype), b_x, input_precision=PRECISION) * b_E
+        b_dE = tl.where(later, b_q * b_read + b_bk * b_erase, b_k * (b_read + b_erase))
+        b_dq += tl.where(later, b_read, 0.0)
+        b_dbk += tl.where(later, b_erase, 0.0)
+        b_dk += tl.where(later, 0.0, b_read + b_erase)
+        b_dg = tl.dot(between(rows, level).to(dtype), b_dE.to(dtype), b_dg, input_precision=PRECISION)
+        prefix, suffix = join(prefix, suffix, rows, level)
 
     # the pairs of a token with itself have no decay between them
     b_self = tl.load(d_diagonal + at_row, mask=m, other=0.0)
@@ -350,14 +349,14 @@ def channel_delta_key_grads_kernel(
     b_dtotal = tl.zeros([BK], tl.float32)
     for i_v in range(tl.cdiv(V, BV)):
         o_v = i_v * BV + tl.arange(0, BV)
-        at_v = at_row[:, None] * V + o_v[None, :]
+        at_v = rows[:, None] * (HV * V) + o_v[None, :]
         m_tile = m[:, None] & (o_v < V)[None, :]
-        at_state = (i_chunk * HV + i_hv) * K * V + o_k[:, None] * V + o_v[None, :]
+        at_state = (i_chunk * HV + i_hv) * K * V + (o_k[:, None] * V + o_v[None, :])
         # an empty chunk, beyond the last packed one, has no memory that was ever written
         m_state = (o_k < tl.where(end > start, K, 0))[:, None] & (o_v < V)[None, :]
-        b_dO = tl.load(d_out + at_v, mask=m_tile, other=0.0)
-        b_dY = tl.load(d_solved + at_v, mask=m_tile, other=0.0)
-        b_R = tl.load(residual + at_v, mask=m_tile, other=0.0)
+        b_dO = tl.load(d_out + first * V + at_v, mask=m_tile, other=0.0)
+        b_dY = tl.load(d_solved + first * V + at_v, mask=m_tile, other=0.0)
+        b_R = tl.load(residual + first * V + at_v, mask=m_tile, other=0.0)
         b_S = tl.load(chunk_state + at_state, mask=m_state, other=0.0)
         b_dS = tl.load(d_chunk_state + at_state, mask=m_state, other=0.0)
         b_dOS = tl.dot(b_dO, tl.trans(b_S), b_dOS, input_precision=PRECISION)
@@ -374,20 +373,20 @@ def channel_delta_key_grads_kernel(
     b_dg = tl.dot(holds.to(dtype), b_dE, b_dg, input_precision=PRECISION)
     b_dE = (b_k * b_RdS).to(dtype)
     b_dg = tl.dot((holds == 0).to(dtype), b_dE, b_dg, input_precision=PRECISION)
-    b_dg += tl.math.exp2(total) * b_dtotal[None, :]
-    tl.store(d_log_decay + at_k, b_dg.to(d_log_decay.dtype.element_ty), mask=m_k)
+    b_dg += tl.math.exp2(prefix + suffix) * b_dtotal[None, :]
+    tl.store(d_log_decay + first * K + at_k, b_dg.to(d_log_decay.dtype.element_ty), mask=m_k)
 
     b_dq += b_dOS
     b_dbk += b_dYS
     b_dk += b_RdS + b_b * b_dbk
     if CHANNEL_GATES:
-        tl.store(d_erase + at_k, (b_k * b_dbk).to(d_erase.dtype.element_ty), mask=m_k)
+        tl.store(d_erase + first * K + at_k, (b_k * b_dbk).to(d_erase.dtype.element_ty), mask=m_k)
     else:
         tl.store(d_erase + i_k * tokens * HV + at_row, tl.sum(b_k * b_dbk, 1), mask=m)
     if UNIT:
         b_dq -= b_q * tl.load(q_part + at_row, mask=m, other=0.0)[:, None]
         b_dk -= b_k * tl.load(k_part + at_row, mask=m, other=0.0)[:, None]
-        b_dq *= tl.load(q_norm + t * H + i_h, mask=m, other=0.0)[:, None]
-        b_dk *= tl.load(k_norm + t * H + i_h, mask=m, other=0.0)[:, None]
-    tl.store(d_q + at_k, b_dq.to(d_q.dtype.element_ty), mask=m_k)
-    tl.store(d_k + at_k, b_dk.to(d_k.dtype.element_ty), mask=m_k)
+        b_dq *= tl.load(q_norm + at_norm, mask=m, other=0.0)[:, None]
+        b_dk *= tl.load(k_norm + at_norm, mask=m, other=0.0)[:, None]
+    tl.store(d_q + first * K + at_k, b_dq.to(d_q.dtype.element_ty), mask=m_k)
+    tl.store(d_k + first * K + at_k, b_dk.to(d_k.dtype.element_ty), mask=m_k)

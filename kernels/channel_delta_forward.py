@@ -27,7 +27,7 @@ import triton.language as tl
 from kernels.intervals import (
     is_later,
     join,
-    separated,
+    separated_below,
     single_rows,
     to_cut,
     unit_lower_inverse,
@@ -38,12 +38,12 @@ from kernels.rows import chunk_rows, segment_rows
 
 
 @triton.jit
-def row_norms(x, t, m, i_h, stride, H: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+def row_norms(x, rows, m, stride, K: tl.constexpr, BK: tl.constexpr):
     """1 / sqrt(Σ_K x² + 1e-6) of the rows of one head: [C] float32."""
-    squares = tl.zeros_like(t).to(tl.float32)
+    squares = tl.zeros_like(rows).to(tl.float32)
     for i_k in range(tl.cdiv(K, BK)):
         o_k = i_k * BK + tl.arange(0, BK)
-        at = t[:, None] * stride + i_h * K + o_k[None, :]
+        at = rows[:, None] * stride + o_k[None, :]
         b_x = tl.load(x + at, mask=m[:, None] & (o_k < K)[None, :], other=0.0).to(tl.float32)
         squares += tl.sum(b_x * b_x, 1)
     return 1.0 / tl.sqrt_rn(squares + 1e-6)
@@ -85,18 +85,20 @@ def channel_delta_prepare_kernel(
     i_h = i_hv // (HV // H)
     start, end = chunk_rows(i_chunk, chunk_table, T, C, PACKED)
     rows = tl.arange(0, C)
-    t = start + rows
-    m = t < end
-    at_row = t * HV + i_hv
+    m = rows < end - start
+    # from here on pointers stand at the chunk's first token and this head
+    first = start * HV + i_hv
+    q += start * stride_q + i_h * K
+    k += start * stride_k + i_h * K
 
     if UNIT:
-        b_q_norm = row_norms(q, t, m, i_h, stride_q, H, K, BK)
-        b_k_norm = row_norms(k, t, m, i_h, stride_k, H, K, BK)
+        b_q_norm = row_norms(q, rows, m, stride_q, K, BK)
+        b_k_norm = row_norms(k, rows, m, stride_k, K, BK)
         if i_hv % (HV // H) == 0:
-            tl.store(q_norm + t * H + i_h, b_q_norm, mask=m)
-            tl.store(k_norm + t * H + i_h, b_k_norm, mask=m)
+            tl.store(q_norm + start * H + i_h + rows * H, b_q_norm, mask=m)
+            tl.store(k_norm + start * H + i_h + rows * H, b_k_norm, mask=m)
     if not CHANNEL_GATES:
-        b_beta = tl.load(erase + at_row, mask=m, other=0.0).to(tl.float32)
+        b_beta = tl.load(erase + first + rows * HV, mask=m, other=0.0).to(tl.float32)
 
     b_P = tl.zeros([C, C], tl.float32)
     b_L = tl.zeros([C, C], tl.float32)
@@ -104,9 +106,9 @@ def channel_delta_prepare_kernel(
     for i_k in range(tl.cdiv(K, BK)):
         o_k = i_k * BK + tl.arange(0, BK)
         m_k = m[:, None] & (o_k < K)[None, :]
-        at_k = at_row[:, None] * K + o_k[None, :]
-        b_q = tl.load(q + t[:, None] * stride_q + i_h * K + o_k[None, :], mask=m_k, other=0.0)
-        b_k = tl.load(k + t[:, None] * stride_k + i_h * K + o_k[None, :], mask=m_k, other=0.0)
+        at_k = rows[:, None] * (HV * K) + o_k[None, :]
+        b_q = tl.load(q + rows[:, None] * stride_q + o_k[None, :], mask=m_k, other=0.0)
+        b_k = tl.load(k + rows[:, None] * stride_k + o_k[None, :], mask=m_k, other=0.0)
         dtype = b_q.dtype
         b_q = b_q.to(tl.float32)
         b_k = b_k.to(tl.float32)
@@ -114,38 +116,39 @@ def channel_delta_prepare_kernel(
             b_q *= b_q_norm[:, None]
             b_k *= b_k_norm[:, None]
         if CHANNEL_GATES:
-            b_bk = b_k * tl.load(erase + at_k, mask=m_k, other=0.0).to(tl.float32)
+            b_bk = b_k * tl.load(erase + first * K + at_k, mask=m_k, other=0.0).to(tl.float32)
         else:
             b_bk = b_k * b_beta[:, None]
-        b_g = tl.load(log_decay + at_k, mask=m_k, other=0.0)
+        b_g = tl.load(log_decay + first * K + at_k, mask=m_k, other=0.0)
         b_diagonal += tl.sum(b_q * b_k, 1)
 
-        prefix, suffix, total = single_rows(b_g)
-        for level in tl.static_range(LEVELS):
-            half: tl.constexpr = 2**level
-            later = is_later(rows, half)
+        prefix, suffix = single_rows(b_g)
+        for level in range(LEVELS):
+            later = is_later(rows, level)[:, None]
             b_E = to_cut(prefix, suffix, later)
-            pairs = separated(rows, rows, half)
+            pairs = separated_below(rows, level)
             # rows behind a cut are queries of their level, rows before it keys; one tile holds both
-            b_x = (tl.where(later[:, None], b_q, b_k) * b_E).to(dtype)
+            b_x = (tl.where(later, b_q, b_k) * b_E).to(dtype)
             b_P += tl.where(pairs, tl.dot(b_x, tl.trans(b_x), input_precision=PRECISION), 0.0)
-            b_x = (tl.where(later[:, None], b_bk, b_k) * b_E).to(dtype)
+            b_x = (tl.where(later, b_bk, b_k) * b_E).to(dtype)
             b_L += tl.where(pairs, tl.dot(b_x, tl.trans(b_x), input_precision=PRECISION), 0.0)
-            prefix, suffix, total = join(prefix, suffix, total, later, half, C, BK)
+            prefix, suffix = join(prefix, suffix, rows, level)
 
         b_G = tl.math.exp2(prefix)
-        tl.store(q_read + at_k, (b_q * b_G * scale).to(dtype), mask=m_k)
-        tl.store(k_erase + at_k, (b_bk * b_G).to(dtype), mask=m_k)
-        tl.store(k_write + at_k, (b_k * tl.math.exp2(suffix)).to(dtype), mask=m_k)
+        tl.store(q_read + first * K + at_k, (b_q * b_G * scale).to(dtype), mask=m_k)
+        tl.store(k_erase + first * K + at_k, (b_bk * b_G).to(dtype), mask=m_k)
+        b_k *= tl.math.exp2(suffix)
+        tl.store(k_write + first * K + at_k, b_k.to(dtype), mask=m_k)
+        # any row knows the decay of the whole chunk
         at_decay = (i_chunk * HV + i_hv) * K + rows[:, None] * 0 + o_k[None, :]
-        m_decay = (rows[:, None] == 0) & (o_k < K)[None, :]
-        tl.store(chunk_decay + at_decay, tl.math.exp2(total), mask=m_decay)
+        m_decay = (rows == 0)[:, None] & (o_k < K)[None, :]
+        tl.store(chunk_decay + at_decay, tl.math.exp2(prefix + suffix), mask=m_decay)
 
     b_P = (b_P + tl.where(rows[:, None] == rows[None, :], b_diagonal[:, None], 0.0)) * scale
-    b_M = unit_lower_inverse(b_L, rows, C, LEVELS, PRECISION)
-    at_c = at_row[:, None] * C + rows[None, :]
-    tl.store(scores + at_c, b_P.to(scores.dtype.element_ty), mask=m[:, None])
-    tl.store(solve + at_c, b_M.to(solve.dtype.element_ty), mask=m[:, None])
+    at_c = rows[:, None] * (HV * C) + rows[None, :]
+    tl.store(scores + first * C + at_c, b_P.to(scores.dtype.element_ty), mask=m[:, None])
+    b_M = unit_lower_inverse(b_L, rows, LEVELS, PRECISION)
+    tl.store(solve + first * C + at_c, b_M.to(solve.dtype.element_ty), mask=m[:, None])
 
 
 @triton.jit
@@ -202,57 +205,58 @@ def channel_delta_scan_kernel(
     rows = tl.arange(0, C)
     o_k = tl.arange(0, KP)
     o_v = i_tile * BV + tl.arange(0, BV)
-    m_v = o_v < V
     o_A = o_v - tiles_v * BV
-    at_state = (i_segment * HV + i_hv) * K * V + o_k[:, None] * V + o_v[None, :]
+    m_v = o_v < V
+    at_k = rows[:, None] * (HV * K) + o_k[None, :]
+    at_c = rows[:, None] * (HV * C) + rows[None, :]
+    at_v = rows[:, None] * (HV * V) + o_v[None, :]
+    at_state = o_k[:, None] * V + o_v[None, :]
     m_state = (o_k < K)[:, None] & m_v[None, :]
+    this_state = (i_segment * HV + i_hv) * K * V
 
     if HAS_STATE:
-        b_S = tl.load(state + at_state, mask=m_state, other=0.0)
+        b_S = tl.load(state + this_state + at_state, mask=m_state, other=0.0)
     else:
         b_S = tl.zeros([KP, BV], tl.float32)
     if SUMMARY:
         b_S += tl.where(o_k[:, None] == o_A[None, :], 1.0, 0.0)
 
     for i in tl.range(0, tl.cdiv(end - start, C), num_stages=STAGES):
-        t = start + i * C + rows
-        m = t < end
-        at_row = t * HV + i_hv
-        at_k = at_row[:, None] * K + o_k[None, :]
+        t = start + i * C
+        m = rows < end - t
         m_k = m[:, None] & (o_k < K)[None, :]
-        at_c = at_row[:, None] * C + rows[None, :]
         m_tile = m[:, None] & m_v[None, :]
-        at_v = at_row[:, None] * V + o_v[None, :]
-        at_decay = ((chunk + i) * HV + i_hv) * K + o_k
-        b_ke = tl.load(k_erase + at_k, mask=m_k, other=0.0)
-        b_kw = tl.load(k_write + at_k, mask=m_k, other=0.0)
-        b_M = tl.load(solve + at_c, mask=m[:, None], other=0.0)
-        b_v = tl.load(v + t[:, None] * stride_v + i_hv * V + o_v[None, :], mask=m_tile, other=0.0)
-        b_decay = tl.load(chunk_decay + at_decay, mask=o_k < K, other=0.0)
+        first = t * HV + i_hv
+        i_chunk = (chunk + i) * HV + i_hv
+        b_ke = tl.load(k_erase + first * K + at_k, mask=m_k, other=0.0)
+        b_kw = tl.load(k_write + first * K + at_k, mask=m_k, other=0.0)
+        b_M = tl.load(solve + first * C + at_c, mask=m[:, None], other=0.0)
+        at = rows[:, None] * stride_v + o_v[None, :]
+        b_v = tl.load(v + t * stride_v + i_hv * V + at, mask=m_tile, other=0.0)
+        b_decay = tl.load(chunk_decay + i_chunk * K + o_k, mask=o_k < K, other=0.0)
         if CHANNEL_GATES:
-            b_w = tl.load(write + at_v, mask=m_tile, other=0.0).to(tl.float32)
+            b_w = tl.load(write + first * V + at_v, mask=m_tile, other=0.0).to(tl.float32)
         else:
-            b_w = tl.load(write + at_row, mask=m, other=0.0).to(tl.float32)[:, None]
+            b_w = tl.load(write + first + rows * HV, mask=m, other=0.0).to(tl.float32)[:, None]
 
         # operand copy; the running memory stays float32
         b_So = b_S.to(b_ke.dtype)
         b_Y = b_v.to(tl.float32) * b_w - tl.dot(b_ke, b_So, input_precision=PRECISION)
         b_R = tl.dot(b_M, b_Y.to(b_ke.dtype), input_precision=PRECISION).to(b_ke.dtype)
         if not SUMMARY:
-            b_q = tl.load(q_read + at_k, mask=m_k, other=0.0)
-            b_P = tl.load(scores + at_c, mask=m[:, None], other=0.0)
+            b_q = tl.load(q_read + first * K + at_k, mask=m_k, other=0.0)
+            b_P = tl.load(scores + first * C + at_c, mask=m[:, None], other=0.0)
             b_o = tl.dot(b_q, b_So, input_precision=PRECISION)
             b_o = tl.dot(b_P, b_R, b_o, input_precision=PRECISION)
-            tl.store(out + at_v, b_o.to(out.dtype.element_ty), mask=m_tile)
+            tl.store(out + first * V + at_v, b_o.to(out.dtype.element_ty), mask=m_tile)
         if TRAIN:
-            tl.store(residual + at_v, b_R, mask=m_tile)
-            at_chunk = ((chunk + i) * HV + i_hv) * K * V + o_k[:, None] * V + o_v[None, :]
-            tl.store(chunk_state + at_chunk, b_So, mask=m_state)
+            tl.store(residual + first * V + at_v, b_R, mask=m_tile)
+            tl.store(chunk_state + i_chunk * K * V + at_state, b_So, mask=m_state)
         b_S *= b_decay[:, None]
         b_S = tl.dot(tl.trans(b_kw), b_R, b_S, input_precision=PRECISION)
 
     if STORE_END:
-        tl.store(end_state + at_state, b_S, mask=m_state)
+        tl.store(end_state + this_state + at_state, b_S, mask=m_state)
     if SUMMARY:
         at_A = (i_segment * HV + i_hv) * K * K + o_k[:, None] * K + o_A[None, :]
         m_A = (o_k < K)[:, None] & ((o_A >= 0) & (o_A < K))[None, :]

@@ -28,66 +28,85 @@ import triton.language as tl
 from kernels.rows import LOG2_E
 
 
-@triton.jit
-def is_later(rows, HALF: tl.constexpr):
-    """Whether each row stands behind the cut of its interval of 2·HALF rows."""
-    return (rows // HALF) % 2 == 1
+# The masks of a level compare two numbers made of the row and of the column. What is left for each
+# pair is one comparison; the compiler would otherwise keep tiles of row-column terms in registers.
 
 
 @triton.jit
-def separated(rows, cols, HALF: tl.constexpr):
-    """Which (row, column) pairs the cuts of this level separate, the row behind the cut."""
-    same = rows[:, None] // (2 * HALF) == cols[None, :] // (2 * HALF)
-    return same & is_later(rows, HALF)[:, None] & (is_later(cols, HALF)[None, :] == 0)
+def is_later(rows, level):
+    """Whether each row stands behind the cut of its interval of 2·2^level rows."""
+    return (rows >> level) & 1 == 1
+
+
+@triton.jit
+def separated(rows, level):
+    """Which (row, column) pairs the cuts of this level separate, in either order."""
+    half = rows >> level
+    return (half ^ 1)[:, None] == half[None, :]
+
+
+@triton.jit
+def separated_below(rows, level):
+    """Which of them have the row behind the cut, that is below the diagonal."""
+    half = rows >> level
+    odd = half & 1 == 1
+    return tl.where(odd, half, -1)[:, None] == tl.where(odd, -2, half + 1)[None, :]
+
+
+@triton.jit
+def between(rows, level):
+    """Which tokens (rows) lie between a token (column) and the cut of its interval.
+
+    Behind the cut that is the token itself and those before it, before the cut those after it.
+    """
+    half = rows >> level
+    odd = half & 1 == 1
+    sign = tl.where(odd, 1, -1)
+    in_order = (rows * sign)[:, None] <= tl.where(odd, rows, -rows - 1)[None, :]
+    return in_order & (half[:, None] == half[None, :])
 
 
 @triton.jit
 def single_rows(log_decay):
-    """(prefix, suffix, total) of the intervals of one row each, in base 2."""
+    """(prefix, suffix) of the intervals of one row each, in base 2."""
     prefix = log_decay.to(tl.float32) * LOG2_E
-    return prefix, tl.zeros_like(prefix), prefix
+    return prefix, tl.zeros_like(prefix)
 
 
 @triton.jit
 def to_cut(prefix, suffix, later):
     """exp of the decay between each row and the cut of its interval, in [0, 1]."""
-    return tl.math.exp2(tl.where(later[:, None], prefix, suffix))
+    return tl.math.exp2(tl.where(later, prefix, suffix))
 
 
 @triton.jit
-def join(prefix, suffix, total, later, HALF: tl.constexpr, C: tl.constexpr, BK: tl.constexpr):
-    """(prefix, suffix, total) of the intervals of 2·HALF rows from those of HALF rows.
+def join(prefix, suffix, rows, level):
+    """(prefix, suffix) of the intervals of 2·2^level rows from those of 2^level rows.
 
-    `total` holds the sum over a row's interval in every row of it.
+    A row's prefix and suffix add up to the sum over its interval, so the sum over the interval on
+    the other side of the cut is any of its rows'.
     """
-    pairs: tl.constexpr = C // (2 * HALF)
-    tile = tl.reshape(total, (pairs, 2, HALF, BK))
-    half = tl.arange(0, 2)[None, :, None, None]
-    # each half of an interval holds one number, so adding zeros to it moves it without rounding
-    earlier = tl.sum(tl.where(half == 0, tile, 0.0), axis=1)
-    behind = tl.sum(tl.where(half == 1, tile, 0.0), axis=1)
-    earlier = tl.broadcast_to(tl.expand_dims(earlier, 1), (pairs, 2, HALF, BK))
-    behind = tl.broadcast_to(tl.expand_dims(behind, 1), (pairs, 2, HALF, BK))
-    earlier = tl.reshape(earlier, (C, BK))
-    behind = tl.reshape(behind, (C, BK))
-    prefix += tl.where(later[:, None], earlier, 0.0)
-    suffix += tl.where(later[:, None], 0.0, behind)
-    return prefix, suffix, earlier + behind
+    behind = is_later(rows, level)[:, None]
+    sibling = tl.broadcast_to((rows ^ (1 << level))[:, None], prefix.shape)
+    sibling = tl.gather(prefix + suffix, sibling, 0)
+    prefix += tl.where(behind, sibling, 0.0)
+    suffix += tl.where(behind, 0.0, sibling)
+    return prefix, suffix
 
 
 @triton.jit
-def unit_lower_inverse(lower, rows, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + lower)^-1 for a strictly lower triangular tile [C, C], level by level of the same tree.
+def unit_lower_inverse(lower, rows, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + lower)^-1 of a strictly lower triangular tile [C, C], level by level of the same tree.
 
     With A and D the inverted halves of a diagonal block and B the block below the diagonal, the
     inverse of the whole block is [[A, 0], [−D B A, D]]. All blocks of a level are handled by two
     products of full tiles. Like substitution by blocks, and unlike powers of `lower`, this forms no
     intermediate that is larger than the result.
     """
-    first = tl.where(separated(rows, rows, 1), lower, 0.0)
-    inverse = tl.where(rows[:, None] == rows[None, :], 1.0, 0.0) - first
-    for level in tl.static_range(1, LEVELS):
-        below = tl.where(separated(rows, rows, 2**level), lower, 0.0)
+    inverse = tl.where(rows[:, None] == rows[None, :], 1.0, 0.0)
+    inverse -= tl.where(separated_below(rows, 0), lower, 0.0)
+    for level in range(1, LEVELS):
+        below = tl.where(separated_below(rows, level), lower, 0.0)
         below = tl.dot(below, inverse, input_precision=PRECISION)
         inverse -= tl.dot(inverse, below, input_precision=PRECISION)
     return inverse

@@ -3,6 +3,10 @@
 Tokens of all batch rows are counted through: token t of batch row b is b·T + t, and a tensor
 [B, T, H, D] is read as [B·T, H, D]. A chunk is at most C tokens of one sequence. Dense calls find
 their chunks by arithmetic; packed calls read a table, since sequences have lengths of their own.
+
+Where a tensor is larger than 2^31 elements, offsets need 64 bits; inside a tile they don't. So a
+kernel adds the 64-bit offset of a tile's first element to the pointer, one number for the whole
+tile, and addresses the tile's elements by 32-bit offsets from there, which takes half the registers.
 """
 
 import triton
