@@ -1,0 +1,291 @@
+"""Times of the ops on a GPU: our Triton kernels, our chunked form, flash-linear-attention beside.
+
+Each row is one op, shape, implementation and pass. Before an implementation is timed at a shape,
+its output and every gradient are compared with the float64 chunked form on a short sequence of the
+same heads and head dims; one that is off is not timed, and its row says by how much.
+
+The same work is asked of all: `[B, T, H, D]` contiguous, bfloat16 q, k, v, L2 norm of q and k
+inside the op for the delta rules, log decay in float32 already activated, final memory returned.
+Times are medians of repeated runs with the L2 cache flushed between them; autotuning and
+compilation happen before. flash-linear-attention is no dependency: without it, `fla` is refused.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import triton.testing
+from torch import Tensor
+
+from kernels.linear_attention import linear_attention
+from kernels.scalar_delta import delta_rule, gated_delta_rule
+
+OPS = ("linear_attention", "delta_rule", "gated_delta_rule")
+IMPLEMENTATIONS = ("triton", "chunked", "fla")
+PASSES = ("forward", "training forward", "forward and backward")
+
+CHECK_LENGTH = 256
+ERROR_LIMIT = 1e-2
+"""Largest relative error of an output or gradient in bfloat16 beside float64.
+
+Operands of 8 bits give 3e-3 to 4e-3 at this length; a wrong term gives far more than 1e-2.
+"""
+
+BYTES_PER_SECOND = 4.26e12
+"""Copy bandwidth of an H200, measured, counting reads and writes; the floor of a row uses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkShape:
+    """Sizes of one benchmark.
+
+    Attributes:
+        B: batch rows.
+        T: tokens of a row.
+        H: query and key heads.
+        HV: value heads.
+        K: key dim.
+        V: value dim.
+    """
+
+    B: int
+    T: int
+    H: int
+    HV: int
+    K: int
+    V: int
+
+    def __str__(self) -> str:
+        """Batch × length, heads, head dims."""
+        heads = f"H{self.H}" if self.H == self.HV else f"H{self.H}/{self.HV}"
+        dims = f"D{self.K}" if self.K == self.V else f"K{self.K} V{self.V}"
+        return f"{self.B}x{self.T} {heads} {dims}"
+
+
+SHAPES = (
+    BenchmarkShape(8, 4096, 8, 8, 128, 128),
+    BenchmarkShape(1, 32768, 8, 8, 128, 128),
+    BenchmarkShape(8, 4096, 16, 16, 64, 64),
+    BenchmarkShape(8, 4096, 4, 8, 64, 64),
+)
+"""A batch, one long sequence, twice the heads of half the dim, grouped value heads."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkRow:
+    """One measurement.
+
+    Attributes:
+        op: name of the op.
+        shape: sizes.
+        impl: `triton`, `chunked` or `fla`.
+        span: `forward` without gradients, `training forward` with what the backward needs, or
+            `forward and backward`.
+        error: largest relative error of output and gradients beside float64, on a short sequence.
+        milliseconds: median; None where the error is beyond `ERROR_LIMIT`.
+        low_milliseconds: 20 % quantile.
+        high_milliseconds: 80 % quantile.
+        extra_memory_bytes: most memory in use beyond that before the call.
+        floor_milliseconds: time to read every input and write every output once.
+    """
+
+    op: str
+    shape: BenchmarkShape
+    impl: str
+    span: str
+    error: float
+    milliseconds: float | None
+    low_milliseconds: float | None
+    high_milliseconds: float | None
+    extra_memory_bytes: int | None
+    floor_milliseconds: float
+
+    @property
+    def floor_ratio(self) -> float | None:
+        """How many times the floor it took."""
+        return None if self.milliseconds is None else self.milliseconds / self.floor_milliseconds
+
+
+def inputs(
+    op: str, shape: BenchmarkShape, generator: torch.Generator, dtype: torch.dtype = torch.bfloat16
+) -> dict[str, Tensor]:
+    """Random inputs of an op on the generator's device, by argument name, asking for gradients."""
+
+    def normal(*sizes: int, dtype: torch.dtype = dtype) -> Tensor:
+        values = torch.randn(sizes, generator=generator, device=generator.device)
+        return values.to(dtype)
+
+    B, T, H, HV, K, V = shape.B, shape.T, shape.H, shape.HV, shape.K, shape.V
+    values = {"q": normal(B, T, H, K), "k": normal(B, T, H, K), "v": normal(B, T, HV, V)}
+    if op != "linear_attention":
+        values["beta"] = normal(B, T, HV).sigmoid()
+    if op == "gated_delta_rule":
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        values["log_decay"] = torch.nn.functional.logsigmoid(normal(B, T, HV, dtype=wide) + 3)
+    return {name: x.detach().requires_grad_() for name, x in values.items()}
+
+
+def ours(op: str, impl: str) -> Callable[..., Tensor]:
+    """The output of our op as a function of its inputs by name."""
+    if op == "linear_attention":
+        return lambda q, k, v: linear_attention(q, k, v, impl=impl)[0]
+    if op == "delta_rule":
+        return lambda q, k, v, **gates: delta_rule(q, k, v, **gates, qk_l2norm=True, impl=impl)[0]
+    return lambda q, k, v, **gates: gated_delta_rule(q, k, v, **gates, qk_l2norm=True, impl=impl)[0]
+
+
+def fla(op: str) -> Callable[..., Tensor]:
+    """The output of flash-linear-attention's op as a function of our inputs by name.
+
+    Raises:
+        ValueError: if flash-linear-attention is not installed.
+    """
+    if importlib.util.find_spec("fla") is None:
+        raise ValueError("impl 'fla' needs flash-linear-attention; pip install it, or leave it out")
+    if op == "linear_attention":
+        chunk_linear_attn = importlib.import_module("fla.ops.linear_attn").chunk_linear_attn
+        return lambda q, k, v: chunk_linear_attn(
+            *_repeated(q, k, v), v, normalize=False, output_final_state=True
+        )[0]
+    if op == "delta_rule":
+        chunk_delta_rule = importlib.import_module("fla.ops.delta_rule").chunk_delta_rule
+        return lambda q, k, v, beta: chunk_delta_rule(
+            *_repeated(q, k, v), v, beta, use_qk_l2norm_in_kernel=True, output_final_state=True
+        )[0]
+    # Its backward refuses Hopper with Triton 3.4 to 3.7.0 because of a compiler fault at some tile
+    # widths. The gradient check below decides whether the shape at hand is hit.
+    importlib.import_module("fla.ops.common.chunk_o").TRITON_ABOVE_3_7_1 = True
+    chunk_gated = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+    return lambda q, k, v, log_decay, beta: chunk_gated(
+        q, k, v, log_decay, beta, use_qk_l2norm_in_kernel=True, output_final_state=True
+    )[0]
+
+
+def _repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys for every value head, for ops of fla that have no grouped form."""
+    group = v.shape[2] // q.shape[2]
+    if group == 1:
+        return q, k
+    return q.repeat_interleave(group, 2), k.repeat_interleave(group, 2)
+
+
+def implementation(op: str, impl: str) -> Callable[..., Tensor]:
+    """The output of `op` by the implementation `impl`."""
+    return fla(op) if impl == "fla" else ours(op, impl)
+
+
+def largest_error(op: str, shape: BenchmarkShape, impl: str, seed: int = 0) -> float:
+    """Largest relative error of output and gradients beside float64 at `CHECK_LENGTH` tokens."""
+    device = torch.device("cuda")
+    generator = torch.Generator(device).manual_seed(seed)
+    short = BenchmarkShape(2, CHECK_LENGTH, shape.H, shape.HV, shape.K, shape.V)
+    values = inputs(op, short, generator)
+    exact = {name: x.detach().double().requires_grad_() for name, x in values.items()}
+    d_out = torch.randn(values["v"].shape, generator=generator, device=device)
+    wanted = _with_gradients(ours(op, "chunked"), exact, d_out.double())
+    actual = _with_gradients(implementation(op, impl), values, d_out.to(torch.bfloat16))
+    return max(
+        float((a.double() - w).norm() / w.norm()) for a, w in zip(actual, wanted, strict=True)
+    )
+
+
+def _with_gradients(
+    call: Callable[..., Tensor], values: dict[str, Tensor], d_out: Tensor
+) -> tuple[Tensor, ...]:
+    out = call(**values)
+    return (out.detach(), *torch.autograd.grad(out, list(values.values()), d_out))
+
+
+def floor_milliseconds(op: str, shape: BenchmarkShape, span: str) -> float:
+    """Time to move every input and output of the pass once, at the copy bandwidth."""
+    tokens = shape.B * shape.T
+    queries_and_keys = 2 * 2 * shape.H * shape.K
+    values = 2 * shape.HV * shape.V
+    gates = shape.HV * {"linear_attention": 0, "delta_rule": 2, "gated_delta_rule": 6}[op]
+    moved = tokens * (queries_and_keys + 2 * values + gates)
+    if span == "forward and backward":
+        moved += tokens * (2 * queries_and_keys + 3 * values + 2 * gates)
+    return moved / BYTES_PER_SECOND * 1e3
+
+
+def measure(op: str, shape: BenchmarkShape, impl: str) -> Iterator[BenchmarkRow]:
+    """One row for each pass, on the current CUDA device."""
+    error = largest_error(op, shape, impl)
+    generator = torch.Generator("cuda").manual_seed(1)
+    values = inputs(op, shape, generator)
+    d_out = torch.randn_like(values["v"].detach())
+    call = implementation(op, impl)
+
+    def forward() -> None:
+        with torch.no_grad():
+            call(**values)
+
+    def training_forward() -> None:
+        call(**values)
+
+    def both() -> None:
+        torch.autograd.grad(call(**values), list(values.values()), d_out)
+
+    for span, run in zip(PASSES, (forward, training_forward, both), strict=True):
+        floor = floor_milliseconds(op, shape, span)
+        if not error <= ERROR_LIMIT:
+            yield BenchmarkRow(op, shape, impl, span, error, None, None, None, None, floor)
+            continue
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        extra = torch.cuda.max_memory_allocated() - before
+        median, low, high = triton.testing.do_bench(
+            run, warmup=50, rep=200, quantiles=[0.5, 0.2, 0.8]
+        )
+        yield BenchmarkRow(op, shape, impl, span, error, median, low, high, extra, floor)
+
+
+def benchmark(
+    ops: Sequence[str] = OPS,
+    shapes: Iterable[BenchmarkShape] = SHAPES,
+    impls: Sequence[str] = IMPLEMENTATIONS,
+) -> Iterator[BenchmarkRow]:
+    """Rows of every op, shape and implementation, those of one op and shape in succession.
+
+    Raises:
+        ValueError: for an unknown op or implementation, or without a CUDA device.
+    """
+    for name, known, asked in (("op", OPS, ops), ("implementation", IMPLEMENTATIONS, impls)):
+        for value in asked:
+            if value not in known:
+                raise ValueError(f"{name} {value!r} is none of {', '.join(known)}")
+    if not torch.cuda.is_available():
+        raise ValueError("kernels are timed on a CUDA device, and there is none")
+    for op in ops:
+        for shape in shapes:
+            for impl in impls:
+                yield from measure(op, shape, impl)
+
+
+def table(rows: Iterable[BenchmarkRow]) -> str:
+    """Rows as a Markdown table, each beside the time of fla in the same run."""
+    rows = list(rows)
+    fla_times = {(r.op, r.shape, r.span): r.milliseconds for r in rows if r.impl == "fla"}
+    lines = [
+        "| op | shape | pass | impl | ms | 20–80 % | × floor | fla / this | extra MiB | error |",
+        "|---|---|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        name = f"| {row.op} | {row.shape} | {row.span} | {row.impl} | "
+        if row.milliseconds is None or row.extra_memory_bytes is None:
+            lines.append(f"{name}off | | | | | {row.error:.1e} |")
+            continue
+        beside = fla_times.get((row.op, row.shape, row.span))
+        ratio = "" if beside is None else f"{beside / row.milliseconds:.2f}"
+        lines.append(
+            f"{name}{row.milliseconds:.3f} | {row.low_milliseconds:.3f}–{row.high_milliseconds:.3f}"
+            f" | {row.floor_ratio:.1f} | {ratio} | {row.extra_memory_bytes / 2**20:.0f}"
+            f" | {row.error:.1e} |"
+        )
+    return "\n".join(lines)
