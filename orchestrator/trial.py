@@ -18,12 +18,14 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from orchestrator.config import TrialConfig, trial_to_dict
 from orchestrator.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from orchestrator.training.evaluate import Evaluation
+from orchestrator.training.journal import JournalSink, ListJournal, NullJournal
 from orchestrator.training.loop import StepMetrics, fit, is_due
+from orchestrator.training.ranks import ALONE, Ranks
 from orchestrator.training.runtime import Runtime
 from orchestrator.training.session import Session, open_session
 from orchestrator.training.speed import SpeedOutcome, measure_speed
@@ -38,39 +40,6 @@ __all__ = [
     "measure_speed",
     "run_trial",
 ]
-
-
-class JournalSink(Protocol):
-    """Where a trial says what happens."""
-
-    def append(self, event: dict[str, Any]) -> None:
-        """Takes one event: plain values, with the event's kind under `event`."""
-
-
-class NullJournal:
-    """Forgets every event."""
-
-    def append(self, event: dict[str, Any]) -> None:
-        """Does nothing."""
-
-
-class ListJournal:
-    """Keeps every event in memory.
-
-    Attributes:
-        events: in the order in which they came.
-    """
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-
-    def append(self, event: dict[str, Any]) -> None:
-        """Keeps the event."""
-        self.events.append(event)
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        """The events of one kind."""
-        return [event for event in self.events if event["event"] == kind]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,6 +141,7 @@ def run_trial(
     journal: JournalSink,
     checkpoint_folder: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = ALONE,
 ) -> TrialOutcome:
     """Trains one configuration with one seed to the end of its budget, or from its checkpoint on.
 
@@ -187,6 +157,8 @@ def run_trial(
         checkpoint_folder: where checkpoints are written and looked for; None for neither.
         should_stop: asked after every step that has been read; true ends the trial, with a
             checkpoint where there is a folder for it.
+        ranks: that train together, each calling this with the same arguments; only the first one
+            tells the journal and writes checkpoints.
 
     Raises:
         ValueError: inputs that cannot be trained with.
@@ -195,7 +167,11 @@ def run_trial(
     started = time.perf_counter()
     with runtime.applied():
         runtime.reset_peak_memory()
-        session = open_session(config, seed=seed, data_folder=data_folder, runtime=runtime)
+        session = open_session(
+            config, seed=seed, data_folder=data_folder, runtime=runtime, ranks=ranks
+        )
+        if not ranks.is_first:
+            journal = NullJournal()
         progress = _begin(session, checkpoint_folder)
         started -= progress.earlier_wall_seconds
         journal.append(
@@ -241,7 +217,7 @@ def _train(
     config = session.config
 
     def save() -> None:
-        if checkpoint_folder is not None:
+        if checkpoint_folder is not None and session.ranks.is_first:
             _save(session, progress, checkpoint_folder, time.perf_counter() - started)
             journal.append({"event": "checkpoint", "step": progress.steps})
 
@@ -254,6 +230,7 @@ def _train(
         evaluate_now=session.evaluate,
         start_step=progress.steps,
         start_seconds=progress.training_seconds,
+        ranks=session.ranks,
     ):
         progress.advance(metrics, config.num_steps)
         if _is_curve_point(metrics, config):
@@ -262,7 +239,7 @@ def _train(
             continue
         if is_due(config.checkpoint.every_steps, metrics.step):
             save()
-        if should_stop():
+        if session.ranks.any(should_stop()):
             if not is_due(config.checkpoint.every_steps, metrics.step):
                 save()
             return True
@@ -336,6 +313,6 @@ def _outcome(
         train_loss_nats=math.fsum(losses) / len(losses) if losses else None,
         applied_lr_peak=progress.applied_lr_peak,
         wall_seconds=wall_seconds,
-        device_seconds=wall_seconds,
+        device_seconds=wall_seconds * session.ranks.world_size,
         peak_memory_bytes=session.runtime.peak_memory_bytes(),
     )

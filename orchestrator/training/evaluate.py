@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.data import Dataset, EvaluationSet
+from orchestrator.training.ranks import ALONE, Ranks
 from orchestrator.training.runtime import Runtime
 
 
@@ -48,6 +49,7 @@ def evaluate(
     *,
     windows_per_batch: int,
     runtime: Runtime,
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Scores a model; the sums are taken in float64, so batching changes nothing beyond rounding.
 
@@ -57,18 +59,23 @@ def evaluate(
         windows: what to read.
         windows_per_batch: windows of one forward pass.
         runtime: device and arithmetic.
+        ranks: that share the batches; each returns the same evaluation.
     """
     device = runtime.torch_device
-    means, num_bytes = [], 0
-    for inputs, targets in windows.batches(windows_per_batch):
+    num_windows, num_bytes = len(windows.window_ids), 0
+    means = torch.zeros(num_windows, dtype=torch.float64, device=device)
+    for index, (inputs, targets) in enumerate(windows.batches(windows_per_batch)):
         num_bytes += dataset.target_bytes(targets)
+        if index % ranks.world_size != ranks.rank:
+            continue
         with runtime.autocast():
             losses = model.token_losses(
                 torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)
             )
-        means.append(losses.double().mean(dim=1))
-    window_means = torch.cat(means).cpu()
-    num_windows = len(window_means)
+        first = index * windows_per_batch
+        means[first : first + len(inputs)] = losses.double().mean(dim=1)
+    ranks.total(means)
+    window_means = means.cpu()
     loss = window_means.mean().item()
     tokens = num_windows * windows.seq_len
     spread = window_means.std().item() if num_windows > 1 else None

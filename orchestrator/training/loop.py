@@ -19,6 +19,7 @@ from orchestrator.config import TrialConfig
 from orchestrator.data import TrainingBatches
 from orchestrator.training.evaluate import Evaluation
 from orchestrator.training.optim.optimizer import Optimizer
+from orchestrator.training.ranks import ALONE, Ranks
 from orchestrator.training.runtime import Runtime
 from orchestrator.training.schedule import lr_ratio, warmup_ratio
 
@@ -96,6 +97,7 @@ def fit(
     evaluate_now: Callable[[], Evaluation],
     start_step: int = 0,
     start_seconds: float = 0.0,
+    ranks: Ranks = ALONE,
 ) -> Iterator[StepMetrics]:
     """Trains from `start_step` to the end of the budget, yielding each step once, in order.
 
@@ -111,12 +113,15 @@ def fit(
         evaluate_now: scores the model as it is.
         start_step: optimizer steps already done.
         start_seconds: training time that they took.
+        ranks: that share each step's windows; every rank yields the same losses and norms.
     """
     unread, seconds, since = _Unread(), start_seconds, time.perf_counter()
     for index in range(start_step, config.num_steps):
         rates = set_rates(optimizer, config, index)
-        micro_batches = load_micro_batches(batches, config, index, runtime)
-        loss, grad_norm = train_step(model, optimizer, micro_batches, config.clip_norm, runtime)
+        micro_batches = load_micro_batches(batches, config, index, runtime, ranks)
+        loss, grad_norm = train_step(
+            model, optimizer, micro_batches, config.clip_norm, runtime, ranks
+        )
         unread.add(index + 1, rates, loss, grad_norm)
         if not _is_read(config, index + 1, runtime):
             continue
@@ -151,15 +156,17 @@ def train_step(
     micro_batches: Iterable[TensorBatch],
     clip_norm: float,
     runtime: Runtime,
+    ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Tensor]:
-    """One optimizer step over all micro batches, whose windows weigh alike.
+    """One optimizer step over all micro batches of all ranks, whose windows weigh alike.
 
     Args:
         model: on the runtime's device.
         optimizer: with its rates set.
-        micro_batches: the step's windows.
+        micro_batches: this rank's windows of the step, as many as every other rank's.
         clip_norm: largest global gradient norm.
         runtime: device and arithmetic.
+        ranks: that train together.
 
     Returns:
         Mean loss in nats and global gradient norm before clipping, scalars on the device.
@@ -175,6 +182,8 @@ def train_step(
         total = loss.detach() if total is None else total + loss.detach()
     if total is None:
         raise ValueError("a step needs at least one micro batch, got none")
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    ranks.average([*gradients, total])
     grad_norm = nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
     optimizer.step()
     return total, grad_norm
@@ -190,13 +199,28 @@ def set_rates(optimizer: Optimizer, config: TrialConfig, index: int) -> dict[str
 
 
 def load_micro_batches(
-    batches: TrainingBatches, config: TrialConfig, index: int, runtime: Runtime
+    batches: TrainingBatches,
+    config: TrialConfig,
+    index: int,
+    runtime: Runtime,
+    ranks: Ranks = ALONE,
 ) -> Iterator[TensorBatch]:
-    """The windows of update `index` in parts of `batch.micro_windows`, each on the device."""
-    num_micro_steps = config.windows_per_step // windows_per_pass(config)
+    """This rank's windows of update `index`, one forward pass after the other, on the device.
+
+    Raises:
+        ValueError: windows of a step that don't divide evenly over ranks and passes.
+    """
+    windows_at_once = windows_per_pass(config, ranks) * ranks.world_size
+    num_micro_steps = max(1, config.windows_per_step // windows_at_once)
     device = runtime.torch_device
     for micro_step in range(num_micro_steps):
-        pair = batches.batch(index, micro_step=micro_step, num_micro_steps=num_micro_steps)
+        pair = batches.batch(
+            index,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            micro_step=micro_step,
+            num_micro_steps=num_micro_steps,
+        )
         inputs, targets = (torch.from_numpy(array) for array in pair)
         if runtime.is_cuda:
             # Pinned, so that the copy is queued and the host goes on.
@@ -204,9 +228,9 @@ def load_micro_batches(
         yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
 
-def windows_per_pass(config: TrialConfig) -> int:
-    """Windows of one forward pass."""
-    return config.batch.micro_windows or config.windows_per_step
+def windows_per_pass(config: TrialConfig, ranks: Ranks = ALONE) -> int:
+    """Windows of one forward pass of one rank: `batch.micro_windows`, or all that are its own."""
+    return config.batch.micro_windows or max(1, config.windows_per_step // ranks.world_size)
 
 
 def is_due(every_steps: int | None, step: int) -> bool:

@@ -27,6 +27,7 @@ from orchestrator.training.loop import windows_per_pass
 from orchestrator.training.optim.build import build_optimizer, resolved_choices
 from orchestrator.training.optim.optimizer import Optimizer
 from orchestrator.training.optim.roles import format_table
+from orchestrator.training.ranks import ALONE, Ranks
 from orchestrator.training.runtime import Runtime
 from orchestrator.training.schedule import quartiles
 
@@ -46,6 +47,7 @@ class Session:
         windows: the fixed evaluation set.
         model: on the device.
         optimizer: of the model.
+        ranks: that train together; all hold equal models.
     """
 
     config: TrialConfig
@@ -56,6 +58,7 @@ class Session:
     windows: EvaluationSet
     model: LanguageModel
     optimizer: Optimizer
+    ranks: Ranks
 
     def evaluate(self) -> Evaluation:
         """Scores the model as it is on the fixed evaluation set."""
@@ -63,8 +66,9 @@ class Session:
             self.model,
             self.dataset,
             self.windows,
-            windows_per_batch=windows_per_pass(self.config),
+            windows_per_batch=windows_per_pass(self.config, self.ranks),
             runtime=self.runtime,
+            ranks=self.ranks,
         )
 
     def facts(self) -> dict[str, Any]:
@@ -90,12 +94,20 @@ class Session:
             "schedule_quartiles": schedule_quartiles(self.optimizer, config),
             "precision": self.runtime.precision,
             "threads": self.runtime.threads,
+            "ranks": self.ranks.world_size,
             "device_name": self.runtime.device_name(),
             "torch_version": str(torch.__version__),
         }
 
 
-def open_session(config: TrialConfig, *, seed: int, data_folder: Path, runtime: Runtime) -> Session:
+def open_session(
+    config: TrialConfig,
+    *,
+    seed: int,
+    data_folder: Path,
+    runtime: Runtime,
+    ranks: Ranks = ALONE,
+) -> Session:
     """Opens the data, draws the model and builds its optimizer.
 
     Args:
@@ -103,6 +115,7 @@ def open_session(config: TrialConfig, *, seed: int, data_folder: Path, runtime: 
         seed: at least 0.
         data_folder: a prepared data set.
         runtime: device and arithmetic.
+        ranks: that train together.
 
     Raises:
         ValueError: a negative seed, or what the parts refuse: data that cannot be read or is too
@@ -128,6 +141,7 @@ def open_session(config: TrialConfig, *, seed: int, data_folder: Path, runtime: 
         windows=evaluation_set(dataset, config.seq_len, config.eval.windows),
         model=model,
         optimizer=build_optimizer(config.optimizer, model),
+        ranks=ranks,
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from orchestrator.config import TrialConfig
 from orchestrator.training.loop import load_micro_batches, set_rates, train_step
+from orchestrator.training.ranks import ALONE, Ranks
 from orchestrator.training.runtime import Runtime
 from orchestrator.training.session import Session, open_session
 
@@ -64,6 +65,7 @@ def measure_speed(
     runtime: Runtime,
     steps: int,
     warmup_steps: int,
+    ranks: Ranks = ALONE,
 ) -> SpeedOutcome:
     """Times the first steps of a trial after a warm-up.
 
@@ -74,6 +76,7 @@ def measure_speed(
         runtime: device and arithmetic.
         steps: timed steps, at least 1.
         warmup_steps: untimed steps before them.
+        ranks: that train together; each times its own steps.
 
     Raises:
         ValueError: no timed step, or what `open_session` refuses.
@@ -82,7 +85,9 @@ def measure_speed(
         raise ValueError(f"{steps=} must be at least 1 and {warmup_steps=} at least 0")
     with runtime.applied():
         runtime.reset_peak_memory()
-        session = open_session(config, seed=seed, data_folder=data_folder, runtime=runtime)
+        session = open_session(
+            config, seed=seed, data_folder=data_folder, runtime=runtime, ranks=ranks
+        )
         seconds = [_timed_step(session, index) for index in range(warmup_steps + steps)]
         lower, median, upper = np.quantile(seconds[warmup_steps:], (0.25, 0.5, 0.75)).tolist()
         return SpeedOutcome(
@@ -107,7 +112,14 @@ def _timed_step(session: Session, index: int) -> float:
     runtime.synchronize()
     started = time.perf_counter()
     set_rates(session.optimizer, config, min(index, config.num_steps - 1))
-    micro_batches = load_micro_batches(session.batches, config, index, runtime)
-    train_step(session.model, session.optimizer, micro_batches, config.clip_norm, runtime)
+    micro_batches = load_micro_batches(session.batches, config, index, runtime, session.ranks)
+    train_step(
+        session.model,
+        session.optimizer,
+        micro_batches,
+        config.clip_norm,
+        runtime,
+        session.ranks,
+    )
     runtime.synchronize()
     return time.perf_counter() - started

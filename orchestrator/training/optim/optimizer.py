@@ -109,8 +109,8 @@ class Optimizer:
             parameter.grad = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of all state by `KIND/PARAMETER`, master weights included."""
-        return {name: tensor.clone() for name, tensor in self._state().items()}
+        """Copies of all state on the CPU by `KIND/PARAMETER`, master weights included."""
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self._state().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continues from what `state_dict` returned for the same model and configuration.
