@@ -4,6 +4,7 @@
 values travel, to worker processes as a plain dict that survives JSON.
 """
 
+from collections.abc import Hashable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, cast, get_type_hints
@@ -198,7 +199,7 @@ def _build(cls: type[Any], values: dict[str, Any]) -> Any:
 
 
 @cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def _hints(cls: Hashable) -> dict[str, Any]:
     return get_type_hints(cls)
 
 

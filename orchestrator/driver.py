@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.report import write_report
 from rich.console import Console
 
 from orchestrator.data.batches import evaluation_set
@@ -152,6 +151,8 @@ def compact(plan: Plan) -> list[TrialRecord]:
 
 def report(ledger: Ledger, view: MlflowView | None, console: Console) -> dict[str, float]:
     """Write the report from Parquet, attach it to the sweep's run, and return its numbers."""
+    from analysis.report import write_report
+
     out = ledger.folder / "report"
     result = write_report(ledger.folder, out)
     if view is not None:

@@ -104,7 +104,7 @@ def _loss_lane(plan: Plan, provenance: Provenance, on_tick: OnTick) -> Plan:
     failures: dict[str, int] = {}
     while waiting:
         jobs = [_job(plan, name, "loss", provenance) for name in waiting]
-        _run_round(plan, jobs, resources, concurrent=0, on_tick=on_tick)
+        _run_round(plan, jobs, resources, on_tick=on_tick)
         plan = plan.refreshed()
         again = []
         for name in waiting:
@@ -120,16 +120,12 @@ def _loss_lane(plan: Plan, provenance: Provenance, on_tick: OnTick) -> Plan:
 
 
 def _speed_lane(plan: Plan, provenance: Provenance) -> Plan:
-    """One measurement at a time, with the whole machine's cores or a whole GPU reserved for it."""
+    """One measurement at a time: each asks for all of the machine's cores, so no two fit."""
     if not plan.to_time:
         return plan
-    on_gpu = plan.device == "cuda"
-    resources = {
-        "cpu": plan.spec.lanes.loss.cpus if on_gpu else this_machine().cpus,
-        "gpu": 1 if on_gpu else 0,
-    }
+    resources = {"cpu": this_machine().cpus, "gpu": 1 if plan.device == "cuda" else 0}
     jobs = [_job(plan, name, "speed", provenance) for name in plan.to_time]
-    _run_round(plan, jobs, resources, concurrent=1, on_tick=None)
+    _run_round(plan, jobs, resources, on_tick=None)
     return plan.refreshed()
 
 
@@ -160,8 +156,6 @@ def _run_round(
     plan: Plan,
     jobs: list[Job],
     resources: Mapping[str, float],
-    *,
-    concurrent: int,
     on_tick: OnTick | None,
 ) -> None:
     """One Tune experiment over a list of jobs; a job whose worker died is journalled as such."""
@@ -171,13 +165,14 @@ def _run_round(
             param_space={"job": tune.grid_search([asdict(job) for job in jobs])},
             tune_config=tune.TuneConfig(
                 reuse_actors=plan.spec.reuse_workers,
-                max_concurrent_trials=concurrent or None,
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
             run_config=tune.RunConfig(
                 name=f"round-{time.time_ns()}",
                 storage_path=storage,
                 failure_config=tune.FailureConfig(max_failures=0),
+                # A trainable without save_checkpoint fails at its end otherwise, and is not reused.
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
             ),
         )

@@ -110,7 +110,7 @@ class MlflowView:
     def close(self, status: str, metrics: dict[str, float], note: str) -> None:
         """Mark the parent run as ended, with the sweep's headline numbers."""
         self._log(
-            self._parent,
+            self._parent_id,
             [_metric(key, value, 0, _milliseconds()) for key, value in metrics.items()],
         )
         self._client.set_tag(self._parent_id, "mlflow.note.content", note)
