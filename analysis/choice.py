@@ -91,7 +91,7 @@ def choose(arm: Arm) -> Choice | None:
         held_out=lr.leave_one_seed_out(shared) if len(common) > 1 else None,
         probabilities=_probabilities(eligible, shared),
         vertex=_vertex(line),
-        tolerance=_tolerance(line),
+        tolerance=_tolerance(line, _ceiling(arm)),
         sensitivity=_sensitivity(line, _ceiling(arm)),
         common_seeds=common,
         is_balanced=len(common) == len(seeds),
@@ -162,11 +162,12 @@ def _vertex(line: list[Cell]) -> lr.Vertex | None:
     return lr.interpolated_optimum(rates, losses) if np.isfinite(losses).any() else None
 
 
-def _tolerance(line: list[Cell]) -> tuple[float, float] | None:
+def _tolerance(line: list[Cell], ceiling: float) -> tuple[float, float] | None:
     rates, losses = _mean_losses(line)
     if len(rates) < 2 or not np.isfinite(losses).any():
         return None
-    return lr.tolerance_interval(rates, losses, TOLERANCE_NATS)
+    limit = ceiling if math.isfinite(ceiling) else math.inf
+    return lr.tolerance_interval(rates, losses, TOLERANCE_NATS, limit)
 
 
 def _ceiling(arm: Arm) -> float:

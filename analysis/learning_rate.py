@@ -153,13 +153,17 @@ def has_equal_ratios(rates: Array, tolerance: float = 0.15) -> bool:
     return bool(steps.max() - steps.min() <= tolerance * steps.mean())
 
 
-def tolerance_interval(rates: Array, losses: Array, margin: float) -> tuple[float, float]:
+def tolerance_interval(
+    rates: Array, losses: Array, margin: float, ceiling: float = math.inf
+) -> tuple[float, float]:
     """Rates round the best with loss at most `margin` above it, interpolated in the logarithm.
 
     Args:
         rates: [rates], positive and ascending.
-        losses: [rates]; a non-finite neighbour ends the interval at the last finite rate.
+        losses: [rates]; non-finite where training diverged, which counts as `ceiling`.
         margin: nats, positive.
+        ceiling: loss at initialisation; where it is infinite the interval ends at the last rate
+            before one that diverged.
 
     Returns:
         Lower and upper rate; the width in decades is log10 of their ratio.
@@ -167,6 +171,7 @@ def tolerance_interval(rates: Array, losses: Array, margin: float) -> tuple[floa
     if not margin > 0:
         raise ValueError(f"{margin=} must be positive")
     best = argmin_first(losses)
+    losses = np.where(np.isfinite(losses), losses, ceiling)
     limit = losses[best] + margin
     ends = []
     for step in (-1, 1):

@@ -148,14 +148,18 @@ def hypervolume(
 def hypervolume_contributions(
     points: Array, reference: tuple[float, float], maximise: Directions = SPEED_LOSS
 ) -> Array:
-    """What the area would lose without each point."""
+    """What the front's area would lose without each of its members; 0 for the other points.
+
+    Dominated points don't step in for the member that is taken away.
+    """
     points = np.asarray(points, dtype=float).reshape(-1, 2)
+    contributions = np.zeros(len(points))
+    members = np.flatnonzero(front_mask(points, maximise))
     whole = hypervolume(points, reference, maximise)
-    rest = [
-        hypervolume(np.delete(points, index, axis=0), reference, maximise)
-        for index in range(len(points))
-    ]
-    return whole - np.array(rest, dtype=float)
+    for index in members:
+        rest = points[members[members != index]]
+        contributions[index] = whole - hypervolume(rest, reference, maximise)
+    return contributions
 
 
 def front_probability(

@@ -1,4 +1,4 @@
-"""Records that look like a sweep's, made from a seed: several arms, rates and seeds, some of them bad.
+"""Records that look like a sweep's, made from a seed: several arms, rates and seeds, some bad.
 
 The loss of a replicate is a parabola in the logarithm of its rate plus an effect of the seed that
 all cells share plus noise of its own; its speed belongs to the architecture.
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from orchestrator.records import CurvePoint, TrialRecord
+from orchestrator.records import TrialRecord
 
 UNIGRAM = 6.87
 INIT = 8.3
