@@ -30,7 +30,13 @@ atomics: every sum has one order, so equal calls give equal bits.
 import triton
 import triton.language as tl
 
-from kernels.intervals import between, is_later, join, separated, single_rows, to_cut
+from kernels.intervals import (
+    add_interval_grads,
+    interval_decay,
+    is_later,
+    separated,
+    split_log_decay,
+)
 from kernels.rows import chunk_rows, segment_rows
 
 
@@ -258,6 +264,8 @@ def channel_delta_key_grads_kernel(
     d_k,
     d_log_decay,
     d_erase,
+    masks,
+    chunk_decay,
     chunk_table,
     T,
     tokens,
@@ -322,11 +330,14 @@ def channel_delta_key_grads_kernel(
     b_dk = tl.zeros([C, BK], tl.float32)
     b_dbk = tl.zeros([C, BK], tl.float32)
     b_dg = tl.zeros([C, BK], tl.float32)
-    prefix, suffix = single_rows(tl.load(log_decay + first * K + at_k, mask=m_k, other=0.0))
-    for level in range(LEVELS):
+    at_mask = rows[:, None] * C + rows[None, :]
+    b_g = tl.load(log_decay + first * K + at_k, mask=m_k, other=0.0)
+    b_g, b_high, b_low = split_log_decay(b_g)
+    for level in tl.range(0, LEVELS, num_stages=2):
         later = is_later(rows, level)[:, None]
         pairs = separated(rows, level)
-        b_E = to_cut(prefix, suffix, later)
+        b_mask = tl.load(masks + level * C * C + at_mask)
+        b_E = interval_decay(b_mask, b_g, b_high, b_low, dtype == tl.float32, PRECISION)
         b_x = (tl.where(later, b_q, b_k) * b_E).to(dtype)
         b_read = tl.dot(tl.where(pairs, b_dP, 0.0).to(dtype), b_x, input_precision=PRECISION) * b_E
         b_x = (tl.where(later, b_bk, b_k) * b_E).to(dtype)
@@ -335,8 +346,7 @@ def channel_delta_key_grads_kernel(
         b_dq += tl.where(later, b_read, 0.0)
         b_dbk += tl.where(later, b_erase, 0.0)
         b_dk += tl.where(later, 0.0, b_read + b_erase)
-        b_dg = tl.dot(between(rows, level).to(dtype), b_dE.to(dtype), b_dg, input_precision=PRECISION)
-        prefix, suffix = join(prefix, suffix, rows, level)
+        b_dg = add_interval_grads(b_dg, b_mask, b_dE, dtype == tl.float32, PRECISION)
 
     # the pairs of a token with itself have no decay between them
     b_self = tl.load(d_diagonal + at_row, mask=m, other=0.0)
@@ -364,16 +374,19 @@ def channel_delta_key_grads_kernel(
         b_RdS = tl.dot(b_R, tl.trans(b_dS), b_RdS, input_precision=PRECISION)
         b_dtotal += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
 
-    b_G = tl.math.exp2(prefix)
+    b_mask = tl.load(masks + LEVELS * C * C + at_mask)
+    b_G = interval_decay(b_mask, b_g, b_high, b_low, dtype == tl.float32, PRECISION)
     b_dOS *= b_G * scale
     b_dYS *= -b_G
-    b_RdS *= tl.math.exp2(suffix)
-    b_dE = (b_q * b_dOS + b_bk * b_dYS).to(dtype)
-    holds = rows[:, None] <= rows[None, :]
-    b_dg = tl.dot(holds.to(dtype), b_dE, b_dg, input_precision=PRECISION)
-    b_dE = (b_k * b_RdS).to(dtype)
-    b_dg = tl.dot((holds == 0).to(dtype), b_dE, b_dg, input_precision=PRECISION)
-    b_dg += tl.math.exp2(prefix + suffix) * b_dtotal[None, :]
+    b_dE = b_q * b_dOS + b_bk * b_dYS
+    b_dg = add_interval_grads(b_dg, b_mask, b_dE, dtype == tl.float32, PRECISION)
+    b_mask = tl.load(masks + (LEVELS + 1) * C * C + at_mask)
+    b_rest = interval_decay(b_mask, b_g, b_high, b_low, dtype == tl.float32, PRECISION)
+    b_RdS *= b_rest
+    b_dg = add_interval_grads(b_dg, b_mask, b_k * b_RdS, dtype == tl.float32, PRECISION)
+    at_decay = (i_chunk * HV + i_hv) * K + o_k
+    b_dtotal *= tl.load(chunk_decay + at_decay, mask=o_k < K, other=0.0)
+    b_dg += b_dtotal[None, :]
     tl.store(d_log_decay + first * K + at_k, b_dg.to(d_log_decay.dtype.element_ty), mask=m_k)
 
     b_dq += b_dOS

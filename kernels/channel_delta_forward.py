@@ -25,11 +25,10 @@ import triton
 import triton.language as tl
 
 from kernels.intervals import (
+    interval_decay,
     is_later,
-    join,
     separated_below,
-    single_rows,
-    to_cut,
+    split_log_decay,
     unit_lower_inverse,
 )
 from kernels.rows import chunk_rows, segment_rows
@@ -63,6 +62,7 @@ def channel_delta_prepare_kernel(
     solve,
     scores,
     chunk_decay,
+    masks,
     chunk_table,
     T,
     stride_q,
@@ -103,6 +103,7 @@ def channel_delta_prepare_kernel(
     b_P = tl.zeros([C, C], tl.float32)
     b_L = tl.zeros([C, C], tl.float32)
     b_diagonal = tl.zeros([C], tl.float32)
+    at_mask = rows[:, None] * C + rows[None, :]
     for i_k in range(tl.cdiv(K, BK)):
         o_k = i_k * BK + tl.arange(0, BK)
         m_k = m[:, None] & (o_k < K)[None, :]
@@ -122,27 +123,29 @@ def channel_delta_prepare_kernel(
         b_g = tl.load(log_decay + first * K + at_k, mask=m_k, other=0.0)
         b_diagonal += tl.sum(b_q * b_k, 1)
 
-        prefix, suffix = single_rows(b_g)
-        for level in range(LEVELS):
+        b_g, b_high, b_low = split_log_decay(b_g)
+        for level in tl.range(0, LEVELS, num_stages=2):
             later = is_later(rows, level)[:, None]
-            b_E = to_cut(prefix, suffix, later)
             pairs = separated_below(rows, level)
+            b_mask = tl.load(masks + level * C * C + at_mask)
+            b_E = interval_decay(b_mask, b_g, b_high, b_low, dtype == tl.float32, PRECISION)
             # rows behind a cut are queries of their level, rows before it keys; one tile holds both
             b_x = (tl.where(later, b_q, b_k) * b_E).to(dtype)
             b_P += tl.where(pairs, tl.dot(b_x, tl.trans(b_x), input_precision=PRECISION), 0.0)
             b_x = (tl.where(later, b_bk, b_k) * b_E).to(dtype)
             b_L += tl.where(pairs, tl.dot(b_x, tl.trans(b_x), input_precision=PRECISION), 0.0)
-            prefix, suffix = join(prefix, suffix, rows, level)
 
-        b_G = tl.math.exp2(prefix)
+        b_mask = tl.load(masks + LEVELS * C * C + at_mask)
+        b_G = interval_decay(b_mask, b_g, b_high, b_low, dtype == tl.float32, PRECISION)
+        b_mask = tl.load(masks + (LEVELS + 1) * C * C + at_mask)
+        b_rest = interval_decay(b_mask, b_g, b_high, b_low, dtype == tl.float32, PRECISION)
         tl.store(q_read + first * K + at_k, (b_q * b_G * scale).to(dtype), mask=m_k)
         tl.store(k_erase + first * K + at_k, (b_bk * b_G).to(dtype), mask=m_k)
-        b_k *= tl.math.exp2(suffix)
-        tl.store(k_write + first * K + at_k, b_k.to(dtype), mask=m_k)
-        # any row knows the decay of the whole chunk
-        at_decay = (i_chunk * HV + i_hv) * K + rows[:, None] * 0 + o_k[None, :]
-        m_decay = (rows == 0)[:, None] & (o_k < K)[None, :]
-        tl.store(chunk_decay + at_decay, tl.math.exp2(prefix + suffix), mask=m_decay)
+        tl.store(k_write + first * K + at_k, (b_k * b_rest).to(dtype), mask=m_k)
+        # rows beyond the last token decay no further, so the last row holds the whole chunk's decay
+        at_decay = (i_chunk * HV + i_hv) * K + (rows * 0)[:, None] + o_k[None, :]
+        m_decay = (rows == C - 1)[:, None] & (o_k < K)[None, :]
+        tl.store(chunk_decay + at_decay, b_G, mask=m_decay)
 
     b_P = (b_P + tl.where(rows[:, None] == rows[None, :], b_diagonal[:, None], 0.0)) * scale
     at_c = rows[:, None] * (HV * C) + rows[None, :]

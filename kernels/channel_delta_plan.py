@@ -10,11 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CHUNK = 64
-"""Tokens in a chunk: one warp group's matrix instruction has 64 rows."""
-
-LEVELS = 6
-"""Levels of cuts in a chunk, log2 of `CHUNK`."""
+from kernels.intervals import CHUNK
 
 SCAN_PROGRAMS = 128
 """Programs that a scan should have at least: about one for each multiprocessor of an H100 or H200."""

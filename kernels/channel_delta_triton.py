@@ -15,8 +15,6 @@ from torch import Tensor
 from kernels import channel_delta_backward as backward_kernels
 from kernels import channel_delta_forward as forward_kernels
 from kernels.channel_delta_plan import (
-    CHUNK,
-    LEVELS,
     Plan,
     Tables,
     Tiles,
@@ -25,6 +23,7 @@ from kernels.channel_delta_plan import (
     tables,
     tiles,
 )
+from kernels.intervals import CHUNK, LEVELS, interval_masks
 from kernels.launch import is_interpreted
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -148,6 +147,7 @@ def _prepare(
         solve=made.solve,
         scores=made.scores,
         chunk_decay=made.chunk_decay,
+        masks=interval_masks(q.device),
         chunk_table=located.chunks,
         T=call.T,
         stride_q=q.stride(1),
@@ -533,6 +533,8 @@ def channel_delta_backward(
         d_k=d_k,
         d_log_decay=d_log_decay,
         d_erase=d_erase,
+        masks=interval_masks(q.device),
+        chunk_decay=prepared.chunk_decay,
         chunk_table=located.chunks,
         T=T,
         tokens=B * T,

@@ -1,4 +1,4 @@
-"""Triton device functions for decay per channel: a chunk as a binary tree of intervals.
+"""Decay per channel inside a chunk: the chunk as a binary tree of intervals.
 
 The decay between two tokens j < i of a chunk is exp(Σ_{j<t≤i} log_decay_t), one number for every
 channel. Written as exp(G_i − G_j) with the running sum G it does not factor into something that a
@@ -7,35 +7,64 @@ matrix product can use: exp(−G_j) overflows as soon as a chunk forgets much.
 Split the chunk in the middle instead, and each half again, down to single tokens. Any pair j < i is
 separated by exactly one of these cuts, the one at the highest bit in which i and j differ, and
 
-    Σ_{j<t≤i} log_decay_t  =  suffix_j + prefix_i
+    Σ_{j<t≤i} log_decay_t  =  Σ from the token after j to the cut  +  Σ from the cut to i
 
-where suffix_j sums from the token after j to the cut and prefix_i from the cut to i. Both are sums
-of non-positive numbers, so both exponentials lie in [0, 1], and both are formed by additions alone:
-nothing is ever subtracted, so that neither a decay of e^-30 a token nor one of exactly 1 loses
-digits. With C = 64 there are six levels of cuts. At each, a row stands on one side only, hence one
-exponential per row, channel and level, and one matrix product serves all pairs of the level.
+Both sums run over non-positive numbers, so both exponentials lie in [0, 1], and both are additions
+alone: nothing is ever subtracted, so that neither a decay of e^-30 a token nor one of exactly 1
+loses digits. With C = 64 there are six levels of cuts. At each, a row stands on one side only, hence
+one exponential per row, channel and level, and one matrix product serves all pairs of the level.
+
+Which tokens a row's sum at a level holds is a 0/1 matrix (`interval_masks`). The sums are its
+product with the log decays; the gradient of the log decays is the product of its transpose with the
+gradient of the sums. Tensor cores do both.
 
 Chunk-wise kernels elsewhere (fla, FlashKDA) anchor blocks of 16 rows, which needs a bounded decay
 or a pairwise loop on the diagonal blocks; the tree needs neither. Its price is six products instead
 of two or three.
-
-Names: a row is `later` at a level when it stands behind the cut. All tiles are [C, BK] float32.
 """
 
+from functools import lru_cache
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from kernels.rows import LOG2_E
 
+CHUNK = 64
+"""Tokens in a chunk: one warp group's matrix instruction has 64 rows."""
 
-# The masks of a level compare two numbers made of the row and of the column. What is left for each
-# pair is one comparison; the compiler would otherwise keep tiles of row-column terms in registers.
+LEVELS = 6
+"""Levels of cuts in a chunk, log2 of `CHUNK`."""
+
+
+@lru_cache(maxsize=16)
+def interval_masks(device: torch.device) -> Tensor:
+    """Which tokens each row's sum holds: bfloat16 0/1 [LEVELS + 2, C, C], [level, row, token].
+
+    Behind a cut these are the row itself and those between it and the cut, before a cut those after
+    the row. The last two matrices are for the chunk as a whole: all tokens up to the row, and all
+    after it. Equal on every call, so one copy is kept for each device.
+    """
+    token = torch.arange(CHUNK, device=device)
+    until = token[None, :] <= token[:, None]
+    masks = []
+    for level in range(LEVELS):
+        half = token >> level
+        behind = (half & 1 == 1)[:, None]
+        masks.append(torch.where(behind, until, ~until) & (half[:, None] == half[None, :]))
+    return torch.stack([*masks, until, ~until]).to(torch.bfloat16)
 
 
 @triton.jit
 def is_later(rows, level):
     """Whether each row stands behind the cut of its interval of 2·2^level rows."""
     return (rows >> level) & 1 == 1
+
+
+# The masks below compare a number made of the row with one made of the column. What is left for
+# each pair is one comparison; the compiler would otherwise keep tiles of row-column terms alive.
 
 
 @triton.jit
@@ -54,44 +83,38 @@ def separated_below(rows, level):
 
 
 @triton.jit
-def between(rows, level):
-    """Which tokens (rows) lie between a token (column) and the cut of its interval.
+def split_log_decay(log_decay):
+    """The log decays in base 2 as a sum of two tiles that the matrix units take.
 
-    Behind the cut that is the token itself and those before it, before the cut those after it.
+    For float32 inputs the first is the float32 number and the second unused; otherwise both are
+    bfloat16, 16 bits of the fraction together: a decay of e^-20 is right to 1e-4, one of e^-1 to
+    4e-6, where the bfloat16 operands around it are right to 2e-3.
     """
-    half = rows >> level
-    odd = half & 1 == 1
-    sign = tl.where(odd, 1, -1)
-    in_order = (rows * sign)[:, None] <= tl.where(odd, rows, -rows - 1)[None, :]
-    return in_order & (half[:, None] == half[None, :])
+    b_g = log_decay.to(tl.float32) * LOG2_E
+    b_high = b_g.to(tl.bfloat16)
+    return b_g, b_high, (b_g - b_high.to(tl.float32)).to(tl.bfloat16)
 
 
 @triton.jit
-def single_rows(log_decay):
-    """(prefix, suffix) of the intervals of one row each, in base 2."""
-    prefix = log_decay.to(tl.float32) * LOG2_E
-    return prefix, tl.zeros_like(prefix)
+def interval_decay(b_mask, b_g, b_high, b_low, EXACT: tl.constexpr, PRECISION: tl.constexpr):
+    """exp of the sums of log decay that the rows of a mask hold: float32 in [0, 1]."""
+    if EXACT:
+        b_sum = tl.dot(b_mask.to(tl.float32), b_g, input_precision=PRECISION)
+    else:
+        b_sum = tl.dot(b_mask, b_high)
+        b_sum = tl.dot(b_mask, b_low, b_sum)
+    return tl.math.exp2(b_sum)
 
 
 @triton.jit
-def to_cut(prefix, suffix, later):
-    """exp of the decay between each row and the cut of its interval, in [0, 1]."""
-    return tl.math.exp2(tl.where(later, prefix, suffix))
-
-
-@triton.jit
-def join(prefix, suffix, rows, level):
-    """(prefix, suffix) of the intervals of 2·2^level rows from those of 2^level rows.
-
-    A row's prefix and suffix add up to the sum over its interval, so the sum over the interval on
-    the other side of the cut is any of its rows'.
-    """
-    behind = is_later(rows, level)[:, None]
-    sibling = tl.broadcast_to((rows ^ (1 << level))[:, None], prefix.shape)
-    sibling = tl.gather(prefix + suffix, sibling, 0)
-    prefix += tl.where(behind, sibling, 0.0)
-    suffix += tl.where(behind, 0.0, sibling)
-    return prefix, suffix
+def add_interval_grads(b_dg, b_mask, b_dE, EXACT: tl.constexpr, PRECISION: tl.constexpr):
+    """`b_dg` and the gradient that the log decays get from sums with the gradient `b_dE`."""
+    if EXACT:
+        mask = tl.trans(b_mask.to(tl.float32))
+        b_dg = tl.dot(mask, b_dE, b_dg, input_precision=PRECISION)
+    else:
+        b_dg = tl.dot(tl.trans(b_mask), b_dE.to(tl.bfloat16), b_dg)
+    return b_dg
 
 
 @triton.jit
