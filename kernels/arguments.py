@@ -1,6 +1,7 @@
 """Checks of what callers hand to the public ops; every error names argument, value and remedy."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -146,7 +147,7 @@ def check_cu_seqlens(cu_seqlens: Tensor | None, batch: int, length: int) -> int:
         raise ValueError(
             f"cu_seqlens runs from {bounds[:1]} to {bounds[-1:]}; expected 0 to T={length}"
         )
-    for i, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (start, end) in enumerate(pairwise(bounds)):
         if end <= start:
             raise ValueError(
                 f"cu_seqlens[{i + 1}]={end} follows {start}; expected boundaries that increase"

@@ -5,8 +5,8 @@ Equation, with G_i the log decay summed from the start of the chunk up to token 
     X_ij = Σ_c a_ic k_jc exp(G_ic − G_jc) for j ≤ i, else 0
     entering_i = exp(G_i)        leaving_j = exp(G_C − G_j)
 
-The exponential doesn't factor over a chunk without overflow. It does over two neighbouring halves of
-a block: with the boundary between them as reference, a row in the second half has decayed since the
+The exponential doesn't factor over a chunk without overflow. It does over two neighbouring halves
+of a block: with the boundary between them as reference, a row in the second half has decayed since the
 boundary, a key in the first half decays until it, and both exponents are sums of log decays, hence
 at most 0 whatever the decay. Halves of 1, 2, 4, … C / 2 tokens cover every pair j < i exactly once,
 at log2(C) exponentials for each token and channel, and the diagonal needs none. (The public kernels
@@ -23,15 +23,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Axis letters: Z chunks of all sequences · heads, C position in a chunk, K key dim; A kinds of rows.
+# Axis letters: Z chunks of all sequences · heads, C position in a chunk, K key dim, A kinds of
+# rows.
 
 
 @lru_cache(maxsize=32)
 def _spans(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Which log decays each exponent sums, as zeros and ones `[1, (levels + 2) · C, C]`.
 
-    Row i of the level with halves of h tokens: from the boundary to token i where i is in the second
-    half of its block, else from token i + 1 to the boundary. The last two groups reach from the
+    Row i of the level with halves of h tokens: from the boundary to token i where i is in the
+    second half of its block, else from token i + 1 to the boundary. The last two groups reach from the
     start of the chunk to token i, and from token i + 1 to its end.
     """
     row, column = torch.arange(size)[:, None], torch.arange(size)[None]

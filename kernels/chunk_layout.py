@@ -1,7 +1,8 @@
 """The layout of chunks: where each token of a batch or of packed sequences stands.
 
-A row of T tokens is cut into chunks of C. Everything inside the chunks is done for all chunks, batch
-rows and heads at once, in batched products; only the states that enter the chunks form a chain.
+A row of T tokens is cut into chunks of C. Everything inside the chunks is done for all chunks,
+batch rows and heads at once, in batched products; only the states that enter the chunks form a
+chain.
 """
 
 from dataclasses import dataclass
@@ -43,9 +44,7 @@ class ChunkLayout:
     slot_of_token: Tensor | None = None
 
     @classmethod
-    def of(
-        cls, batch: int, length: int, cu_seqlens: Tensor | None, max_size: int
-    ) -> "ChunkLayout":
+    def of(cls, batch: int, length: int, cu_seqlens: Tensor | None, max_size: int) -> "ChunkLayout":
         """The layout of `batch` rows of `length` tokens, or of the sequences packed into one row.
 
         C is `max_size`, or the power of two that holds the longest sequence, if that is less.

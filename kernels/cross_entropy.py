@@ -8,9 +8,9 @@ Equation, for token n with features x_n and target y_n:
 Symbols: x `[N, D]`; W `[vocab, D]`; targets `[N]`, integers in [0, vocab); losses `[N]` in nats, or
 their mean, float32 (float64 for float64 inputs).
 
-Source: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (arXiv 2411.09009), for
-the aim; Hsu et al., "Liger Kernel" (arXiv 2410.10989), section 3.2, for the way: rows are taken in
-slices, and for the mean the gradients of x and W are made slice by slice in the forward, while the
+Source: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (arXiv 2411.09009),
+for the aim; Hsu et al., "Liger Kernel" (arXiv 2410.10989), section 3.2, for the way: rows are taken
+in slices, and for the mean the gradients of x and W are made slice by slice in the forward, while the
 slice's logits are there. Unlike theirs, the gradient of W is summed in float32, and losses per
 token are differentiable too: those recompute the logits in the backward, since the incoming
 gradient of each token is needed before the sum over tokens.
@@ -45,7 +45,7 @@ def _log_probabilities(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _to_logit_gradient(log_probs: Tensor, targets: Tensor) -> Tensor:
-    """softmax − onehot, written over the log-probabilities."""
+    """Writes softmax − onehot over the log-probabilities."""
     gradient = log_probs.exp_()
     gradient[torch.arange(len(targets), device=targets.device), targets] -= 1
     return gradient

@@ -1,7 +1,7 @@
 """The chunked delta rule from the factors of its chunks on: what every rule of the family shares.
 
-Equation, for one chunk of C tokens and one value head; G is the log decay summed inside the chunk up
-to a token, b and w the strengths of erasing and writing, and S the state that enters:
+Equation, for one chunk of C tokens and one value head; G is the log decay summed inside the chunk
+up to a token, b and w the strengths of erasing and writing, and S the state that enters:
 
     L_ij = Σ_c b_ic k_ic k_jc exp(G_ic − G_jc)            j < i, else 0
     P_ij = scale Σ_c q_ic k_jc exp(G_ic − G_jc)           j ≤ i, else 0

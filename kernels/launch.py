@@ -1,4 +1,4 @@
-"""Which implementation of an op serves a call: a name, resolved once, that the caller can record."""
+"""Which implementation of an op serves a call: a name, resolved once, for the caller to record."""
 
 import os
 

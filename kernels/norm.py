@@ -28,7 +28,7 @@ GATE_ACTIVATIONS = {"silu": functional.silu, "sigmoid": torch.sigmoid}
 def rms_norm(
     x: Float[Tensor, "*axes D"], weight: Float[Tensor, " D"], *, eps: float = 1e-5
 ) -> Float[Tensor, "*axes D"]:
-    """x over its root mean square, times the gain.
+    """The quotient of x and its root mean square, times the gain.
 
     Raises:
         ValueError: if `weight` isn't one number for each channel of x.
@@ -69,7 +69,7 @@ def rms_norm_gated(
 
 
 def l2_norm(x: Float[Tensor, "*axes D"], *, eps: float = 1e-6) -> Float[Tensor, "*axes D"]:
-    """x over its length."""
+    """The quotient of x and its length, of unit length where x is well above eps."""
     wide = x.to(state_dtype(x.dtype))
     return (wide * (wide.square().sum(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
 

@@ -32,6 +32,7 @@ checked against the papers by eye.
 
 from collections.abc import Callable
 from functools import wraps
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def _per_sequence(rule: Rule) -> Rule:
             return rule(q, k, v, initial_state=initial_state, **options)
         bounds = cu_seqlens.tolist()
         parts = []
-        for i, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for i, (start, end) in enumerate(pairwise(bounds)):
             gates = {n: x[:, start:end] for n, x in options.items() if isinstance(x, Tensor)}
             out, state, *residual = rule(
                 *(x[:, start:end] for x in (q, k, v)),
@@ -263,7 +264,7 @@ def _read(state: Tensor, key: Tensor) -> Tensor:
 
 
 def _outer(key: Tensor, value: Tensor) -> Tensor:
-    """k vᵀ."""
+    """The outer product k vᵀ."""
     return torch.einsum("bhk,bhv->bhkv", key, value)
 
 

@@ -47,7 +47,7 @@ def rope(
     cos: Float[Tensor, "*positions K/2"],
     sin: Float[Tensor, "*positions K/2"],
 ) -> Float[Tensor, "B T H K"]:
-    """x turned by the angles of its positions; float32 inside, out in x's dtype.
+    """Turns x by the angles of its positions; float32 inside, out in x's dtype.
 
     Raises:
         ValueError: if the tables don't hold one row for each token and one column for each pair.

@@ -4,8 +4,8 @@ Equation, with G_i the log decay summed from the start of the chunk up to token 
 
     between_ij = exp(G_i − G_j) for j ≤ i, else 0      entering_i = exp(G_i)
 
-Sums are float64: a difference of float32 sums loses the digits of a weak decay that follows a strong
-one. The diagonal of `between` is the constant 1 and never exp(G_i − G_i): the two gradients of such
+Sums are float64: a difference of float32 sums loses the digits of a weak decay that follows a
+strong one. The diagonal of `between` is the constant 1 and never exp(G_i − G_i): the two gradients of such
 an entry cancel, and where the decay is strong their rounding would drown those of all others.
 Exponents above the diagonal are positive and are replaced before they can overflow.
 """
