@@ -1,0 +1,39 @@
+# Every target makes its own .venv when it is missing or when the dependencies have changed.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+export MLFLOW_DISABLE_TELEMETRY := true
+
+.PHONY: demo test check fix ui compile-check clean
+
+demo: $(INSTALLED)
+	$(BIN)/python -m orchestrator sweep conf=quickstart
+
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not gpu and not slow"
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+ui: $(INSTALLED)
+	$(BIN)/python -m orchestrator ui
+
+compile-check: $(INSTALLED)
+	$(BIN)/python -m kernels.compile_check
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache *.egg-info
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable ".[dev]"
+	touch $@
