@@ -17,9 +17,7 @@ COUNT_CHUNK_TOKENS = 10_000_000
 
 def describe(
     config: DataConfig,
-    files: list[SourceFile],
-    hashes: list[str],
-    documents: list[int],
+    sources: list[tuple[SourceFile, str, int]],
     tokenizer: Tokenizer,
     records: dict[str, list[ShardRecord]],
     hashed: dict[str, str],
@@ -28,9 +26,7 @@ def describe(
 
     Args:
         config: the data set.
-        files: its source files.
-        hashes: SHA-256 of each source file.
-        documents: documents of each source file.
+        sources: its source files, each with its SHA-256 and the number of its documents.
         tokenizer: what encoded them.
         records: shards of each split.
         hashed: SHA-256 of the folder's other files, by name.
@@ -54,10 +50,7 @@ def describe(
         "token_type": TOKEN_DTYPES[token_version(tokenizer.vocab_size)].name,
         "splits": {split: _describe_split(records[split]) for split in SPLITS},
         "files": hashed,
-        "sources": [
-            _describe_source(config, *source)
-            for source in zip(files, hashes, documents, strict=True)
-        ],
+        "sources": [_describe_source(config, *source) for source in sources],
     }
 
 

@@ -25,6 +25,7 @@ FORMAT_VERSION = 1
 """Raised when a reader of today could not read what a writer of tomorrow writes."""
 
 MANIFEST = "manifest.json"
+PARTS = ("data_id", "content", "derived", "made")
 HASH_CHUNK_BYTES = 1 << 20
 
 
@@ -65,26 +66,25 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{folder} is no prepared data set: it has no {MANIFEST}") from None
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); prepare the data set again") from None
-    try:
-        version = manifest["content"]["format_version"]
-        if version != FORMAT_VERSION:
-            raise ValueError(
-                f"{path} has format_version={version}, and this version reads {FORMAT_VERSION}; "
-                "prepare the data set again"
-            )
-        found = digest(manifest["content"])
-        if found != manifest["data_id"]:
-            raise ValueError(
-                f"{path} was altered: its content has the id {found[:8]}, and it says "
-                f"data_id={str(manifest['data_id'])[:8]}; prepare the data set again"
-            )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no manifest of a data set: no {error}") from None
-    return dict(manifest)
+    if not isinstance(manifest, dict) or not manifest.keys() >= set(PARTS):
+        raise ValueError(f"{path} is no manifest of a data set: it needs {', '.join(PARTS)}")
+    found = digest(manifest["content"])
+    if found != manifest["data_id"]:
+        raise ValueError(
+            f"{path} was altered: its content has the id {found[:8]}, and it says "
+            f"data_id={str(manifest['data_id'])[:8]}; prepare the data set again"
+        )
+    version = manifest["content"]["format_version"]
+    if version != FORMAT_VERSION:
+        raise ValueError(
+            f"{path} has format_version={version}, and this version reads {FORMAT_VERSION}; "
+            "prepare the data set again"
+        )
+    return manifest
 
 
 def folder_name(config: DataConfig, data_id: str) -> str:
@@ -107,6 +107,7 @@ def locate(config: DataConfig, root: Path) -> Path | None:
         ValueError: a relative path, or several folders that fit equally well.
     """
     require_absolute(config)
+    root = Path(root).absolute()
     fitting = [folder for folder in _candidates(config, root) if _fits(config, folder)]
     if len(fitting) > 1:
         hashes = source_hashes(list_sources(config))

@@ -244,8 +244,9 @@ def _build(job: _Job, folder: Path, journal: Journal) -> Prepared:
     write_file(folder / TOKEN_BYTES_FILE, _npy(tokenizer.token_bytes))
     own_files = [TOKEN_BYTES_FILE] + ([TOKENIZER_FILE] if job.given is None else [])
     hashed = {name: hash_file(folder / name) for name in own_files}
+    sources = list(zip(job.files, job.hashes, documents, strict=True))
     text = manifest_text(
-        describe(job.config, job.files, job.hashes, documents, tokenizer, records, hashed),
+        describe(job.config, sources, tokenizer, records, hashed),
         {"unigram_loss_nats": unigram_loss_nats(folder, records, tokenizer.vocab_size)},
         {
             "settings": settings(job.config),

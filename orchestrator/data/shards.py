@@ -231,8 +231,8 @@ def open_shard(folder: Path, record: ShardRecord, vocab_size: int) -> Tokens:
         )
     if record.tokens == 0:
         return np.zeros(0, dtype)
-    tokens: Tokens = np.memmap(path, dtype, "r", offset=HEADER_BYTES, shape=(record.tokens,))
-    return tokens
+    # As a plain array: every slice of a `memmap` object runs Python code.
+    return np.asarray(np.memmap(path, dtype, "r", offset=HEADER_BYTES, shape=(record.tokens,)))
 
 
 def open_index(folder: Path, record: ShardRecord) -> NDArray[np.uint64]:

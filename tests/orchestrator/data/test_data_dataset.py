@@ -1,6 +1,7 @@
 """Prepared folders, opened: windows, batches, evaluation, and what opening refuses."""
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -8,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from orchestrator.data import (
     open_dataset,
     verify,
 )
+from orchestrator.data.manifest import digest
 
 
 def stream_of(split: Split) -> list[int]:
@@ -155,11 +158,11 @@ def test_embedded_corpus_has_the_known_counts(sotu: Dataset) -> None:
 
 
 def test_unigram_loss_follows_its_definition(tiny: Dataset) -> None:
-    train, val = stream_of(tiny.train), stream_of(tiny.val)
+    counts, val = Counter(stream_of(tiny.train)), stream_of(tiny.val)
     loss = 0.0
     for token in val:
-        probability = (train.count(token) + 0.5) / (len(train) + 0.5 * tiny.vocab_size)
-        loss -= np.log(probability) / len(val)
+        probability = (counts[token] + 0.5) / (counts.total() + 0.5 * tiny.vocab_size)
+        loss -= math.log(probability) / len(val)
     assert tiny.unigram_loss_nats == pytest.approx(loss, rel=1e-9)
 
 
@@ -249,7 +252,12 @@ def test_altered_manifest_is_refused(copied: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "is no prepared data set"), ("{", "is not JSON"), ("{}", "is no manifest")],
+    [
+        (None, "is no prepared data set"),
+        ("{", "is not JSON"),
+        ("{}", "is no manifest"),
+        ("[]", "is no manifest"),
+    ],
 )
 def test_folder_without_a_manifest_is_refused(copied: Path, text: str | None, message: str) -> None:
     path = copied / "manifest.json"
@@ -260,15 +268,31 @@ def test_folder_without_a_manifest_is_refused(copied: Path, text: str | None, me
 
 def test_later_format_is_refused(copied: Path) -> None:
     path = copied / "manifest.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 99'))
-    with pytest.raises(ValueError, match="format_version=99"):
+    manifest = json.loads(path.read_text())
+    manifest["content"]["format_version"] = 99
+    manifest["data_id"] = digest(manifest["content"])
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="format_version=99, and this version reads 1"):
+        open_dataset(copied)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x93NUMPY", np.zeros(3, np.uint32).tobytes()])
+def test_broken_table_of_token_bytes_is_not_opened(copied: Path, data: bytes) -> None:
+    (copied / "token_bytes.npy").write_bytes(data)
+    with pytest.raises(ValueError, match=r"token_bytes\.npy cannot be read"):
+        open_dataset(copied)
+
+
+def test_table_of_another_vocabulary_is_not_opened(copied: Path) -> None:
+    np.save(copied / "token_bytes.npy", np.zeros(299, np.uint32))
+    with pytest.raises(ValueError, match=r"has shape \(299,\)"):
         open_dataset(copied)
 
 
 def test_hundred_shards_open_in_a_moment(
     make_dataset: Callable[..., Dataset], made_up_texts: list[str]
 ) -> None:
-    dataset = make_dataset(made_up_texts * 3, shard_tokens=600)
+    dataset = make_dataset(made_up_texts * 4, shard_tokens=600)
     assert len(dataset.train.shards) + len(dataset.val.shards) >= 100
     seconds = []
     for _ in range(5):
