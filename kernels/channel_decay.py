@@ -6,11 +6,11 @@ Equation, with G_i the log decay summed from the start of the chunk up to token 
     entering_i = exp(G_i)        leaving_j = exp(G_C − G_j)
 
 The exponential doesn't factor over a chunk without overflow. It does over two neighbouring halves
-of a block: with the boundary between them as reference, a row in the second half has decayed since the
-boundary, a key in the first half decays until it, and both exponents are sums of log decays, hence
-at most 0 whatever the decay. Halves of 1, 2, 4, … C / 2 tokens cover every pair j < i exactly once,
-at log2(C) exponentials for each token and channel, and the diagonal needs none. (The public kernels
-use blocks of 16 and exact pairs inside them: 16 exponentials for each token and channel.)
+of a block: with the boundary between them as reference, a row in the second half has decayed since
+the boundary, a key in the first half decays until it, and both exponents are sums of log decays,
+hence at most 0 whatever the decay. Halves of 1, 2, 4, … C / 2 tokens cover every pair j < i exactly
+once, at log2(C) exponentials for each token and channel, and the diagonal needs none. (The public
+kernels use blocks of 16 and exact pairs inside them: 16 exponentials for each token and channel.)
 
 No exponent is a difference of sums, so none loses digits; and the gradient of a log decay is a sum
 over the exponents that hold it, in which no two terms cancel by construction.
@@ -32,8 +32,8 @@ def _spans(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Which log decays each exponent sums, as zeros and ones `[1, (levels + 2) · C, C]`.
 
     Row i of the level with halves of h tokens: from the boundary to token i where i is in the
-    second half of its block, else from token i + 1 to the boundary. The last two groups reach from the
-    start of the chunk to token i, and from token i + 1 to its end.
+    second half of its block, else from token i + 1 to the boundary. The last two groups reach from
+    the start of the chunk to token i, and from token i + 1 to its end.
     """
     row, column = torch.arange(size)[:, None], torch.arange(size)[None]
     groups = []
@@ -131,4 +131,4 @@ def channel_decay(
         rows: a of each X, such as queries, or keys times their erase strength `[Z, C, K]`.
     """
     entering, leaving, grams = _ChannelDecay.apply(log_decay, k, torch.stack(rows, 2))
-    return entering, leaving, grams.unbind(2)
+    return entering, leaving, tuple(grams.unbind(2))

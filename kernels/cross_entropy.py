@@ -10,8 +10,8 @@ their mean, float32 (float64 for float64 inputs).
 
 Source: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (arXiv 2411.09009),
 for the aim; Hsu et al., "Liger Kernel" (arXiv 2410.10989), section 3.2, for the way: rows are taken
-in slices, and for the mean the gradients of x and W are made slice by slice in the forward, while the
-slice's logits are there. Unlike theirs, the gradient of W is summed in float32, and losses per
+in slices, and for the mean the gradients of x and W are made slice by slice in the forward, while
+the slice's logits are there. Unlike theirs, the gradient of W is summed in float32, and losses per
 token are differentiable too: those recompute the logits in the backward, since the incoming
 gradient of each token is needed before the sum over tokens.
 
@@ -162,6 +162,9 @@ def linear_cross_entropy(
     if reduction not in REDUCTIONS:
         raise ValueError(f"{reduction=} is none of {', '.join(REDUCTIONS)}")
     slices = _slices(len(x), len(weight), slice_rows)
+    loss: Tensor
     if reduction == "none":
-        return _TokenLosses.apply(x, weight, targets, slices)
-    return _MeanLoss.apply(x, weight, targets, slices, torch.is_grad_enabled())
+        loss = _TokenLosses.apply(x, weight, targets, slices)
+    else:
+        loss = _MeanLoss.apply(x, weight, targets, slices, torch.is_grad_enabled())
+    return loss

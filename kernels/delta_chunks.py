@@ -5,7 +5,8 @@ up to a token, b and w the strengths of erasing and writing, and S the state tha
 
     L_ij = Σ_c b_ic k_ic k_jc exp(G_ic − G_jc)            j < i, else 0
     P_ij = scale Σ_c q_ic k_jc exp(G_ic − G_jc)           j ≤ i, else 0
-    Kb = b ∘ k ∘ exp(G)    Qg = scale q ∘ exp(G)    Kt = k ∘ exp(G_C − G)    γ = exp(G_C)    X = w ∘ v
+    Kb = b ∘ k ∘ exp(G)        Qg = scale q ∘ exp(G)        Kt = k ∘ exp(G_C − G)
+    X = w ∘ v                  γ = exp(G_C)
 
     R  = (I + L)⁻¹ (X − Kb S)        the residuals u of the C tokens
     O  = Qg S + P R                  the reads
@@ -17,8 +18,8 @@ Symbols: L, P `[Z, C, C]`; Kb, Qg, Kt `[Z, C, K]`; X, R, O `[Z, C, V]`; γ `[Z, 
 Source: Yang et al., "Parallelizing Linear Transformers with the Delta Rule" (arXiv 2406.06484),
 section 3.2 and "Gated Delta Networks" (arXiv 2412.06464), section 3.3, where U = (I + L)⁻¹ X and
 W = (I + L)⁻¹ Kb. We solve for both at once, and since R = U − W S, a chunk maps its state by the
-K × K matrix A = Diag(γ) − Ktᵀ W and adds Ktᵀ U: the chain over chunks is one product a step, and all
-else runs for all chunks at once.
+K × K matrix A = Diag(γ) − Ktᵀ W and adds Ktᵀ U: the chain over chunks is one product a step, and
+all else runs for all chunks at once.
 
 The backward needs one solve of V columns. With dS' the gradient of the state after a chunk:
 
@@ -42,7 +43,8 @@ from kernels.state_scan import scan_backward, scan_forward
 
 def _unit_triangular_solve(matrix: Tensor, right: Tensor, *, upper: bool) -> Tensor:
     """(I + matrix)⁻¹ right; neither the diagonal nor the other triangle is read."""
-    return torch.linalg.solve_triangular(matrix, right, upper=upper, unitriangular=True)
+    solved: Tensor = torch.linalg.solve_triangular(matrix, right, upper=upper, unitriangular=True)
+    return solved
 
 
 class _DeltaChunks(torch.autograd.Function):
@@ -137,6 +139,7 @@ def delta_chunks(
         initial: the first state of every chain `[active[0], K, V]`.
         active: number of chains at each step; see `scan_forward`.
     """
-    return _DeltaChunks.apply(
+    out, final, residuals = _DeltaChunks.apply(
         erase, read, targets, erase_keys, queries, write_keys, retention, initial, active
     )
+    return out, final, residuals

@@ -15,6 +15,8 @@ l2 norm adds eps inside the root, where torch's `normalize` takes a maximum: smo
 Cost: one pass; float32 arithmetic (float64 for float64 inputs), rounded once at the end.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -22,7 +24,10 @@ from torch.nn import functional
 
 from kernels.arguments import state_dtype
 
-GATE_ACTIVATIONS = {"silu": functional.silu, "sigmoid": torch.sigmoid}
+GATE_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "sigmoid": torch.sigmoid,
+}
 
 
 def rms_norm(

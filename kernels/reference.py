@@ -33,6 +33,7 @@ checked against the papers by eye.
 from collections.abc import Callable
 from functools import wraps
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -62,12 +63,9 @@ def _per_sequence(rule: Rule) -> Rule:
         parts = []
         for i, (start, end) in enumerate(pairwise(bounds)):
             gates = {n: x[:, start:end] for n, x in options.items() if isinstance(x, Tensor)}
-            out, state, *residual = rule(
-                *(x[:, start:end] for x in (q, k, v)),
-                initial_state=_map_state(lambda x, i=i: x[i : i + 1], initial_state),
-                **{**options, **gates},
-            )
-            parts.append((out, state, *residual))
+            first = _map_state(itemgetter(slice(i, i + 1)), initial_state)
+            row = (x[:, start:end] for x in (q, k, v))
+            parts.append(rule(*row, initial_state=first, **{**options, **gates}))
         outs, states, *residuals = zip(*parts, strict=True)
         pair = isinstance(states[0], tuple)
         state = tuple(map(torch.cat, zip(*states, strict=True))) if pair else torch.cat(states)

@@ -5,9 +5,9 @@ Equation, with G_i the log decay summed from the start of the chunk up to token 
     between_ij = exp(G_i − G_j) for j ≤ i, else 0      entering_i = exp(G_i)
 
 Sums are float64: a difference of float32 sums loses the digits of a weak decay that follows a
-strong one. The diagonal of `between` is the constant 1 and never exp(G_i − G_i): the two gradients of such
-an entry cancel, and where the decay is strong their rounding would drown those of all others.
-Exponents above the diagonal are positive and are replaced before they can overflow.
+strong one. The diagonal of `between` is the constant 1 and never exp(G_i − G_i): the two gradients
+of such an entry cancel, and where the decay is strong their rounding would drown those of all
+others. Exponents above the diagonal are positive and are replaced before they can overflow.
 """
 
 from typing import Any
@@ -39,7 +39,8 @@ class _ScalarFactors(torch.autograd.Function):
         d_exponent = (d_between * between).tril_(-1).double()
         d_total = d_exponent.sum(-1) - d_exponent.sum(-2) + d_entering * entering
         # The gradient of a log decay sums those of all later totals.
-        return d_total.flip(-1).cumsum(-1).flip(-1).to(between.dtype)
+        d_log_decay: Tensor = d_total.flip(-1).cumsum(-1).flip(-1).to(between.dtype)
+        return d_log_decay
 
 
 def scalar_factors(log_decay: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,4 +49,5 @@ def scalar_factors(log_decay: Tensor) -> tuple[Tensor, Tensor]:
     The last row of `between` is what is left of each token's write at the end of the chunk, the
     last entry of `entering` what is left of the entering state there.
     """
-    return _ScalarFactors.apply(log_decay)
+    between, entering = _ScalarFactors.apply(log_decay)
+    return between, entering

@@ -81,17 +81,34 @@ def short_conv(
         out = _ConvSilu.apply(padded.to(dtype), weight.to(dtype))
         return out.to(x.dtype), padded[:, T:]
     # Every sequence gets its window in front, so that no tap reaches into the sequence before.
-    bounds, sources, outputs, tails = cu_seqlens.tolist(), [], [], []
-    for i, (start, end) in enumerate(pairwise(bounds)):
-        offset = start + i * (W - 1)
-        sources += [*range(i * (W - 1), (i + 1) * (W - 1))]
-        sources += [*range(num_sequences * (W - 1) + start, num_sequences * (W - 1) + end)]
-        outputs += range(offset, offset + end - start)
-        tails += range(offset + end - start, offset + end - start + W - 1)
-    source, output, tail = (torch.tensor(i, device=x.device) for i in (sources, outputs, tails))
+    source, output, tail = _packed_rows(cu_seqlens, W)
     padded = torch.cat([window.flatten(0, 1), x[0]]).index_select(0, source)
     out = _ConvSilu.apply(padded[None].to(dtype), weight.to(dtype)).index_select(1, output)
     return out.to(x.dtype), padded.index_select(0, tail).unflatten(0, (num_sequences, W - 1))
+
+
+def _packed_rows(cu_seqlens: Tensor, num_taps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of the packed inputs with a window before each sequence.
+
+    Returns:
+        Where each row comes from, counted through all windows and then all tokens; the row at which
+        each token's filter starts; the rows of the windows after each sequence.
+    """
+    bounds, reach = cu_seqlens.tolist(), num_taps - 1
+    sources: list[int] = []
+    outputs: list[int] = []
+    tails: list[int] = []
+    num_windowed = (len(bounds) - 1) * reach
+    for i, (start, end) in enumerate(pairwise(bounds)):
+        sources += range(i * reach, (i + 1) * reach)
+        sources += range(num_windowed + start, num_windowed + end)
+        outputs += range(start + i * reach, end + i * reach)
+        tails += range(end + i * reach, end + (i + 1) * reach)
+    source, output, tail = (
+        torch.tensor(rows, dtype=torch.int64, device=cu_seqlens.device)
+        for rows in (sources, outputs, tails)
+    )
+    return source, output, tail
 
 
 def short_conv_step(

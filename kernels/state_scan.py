@@ -89,4 +89,5 @@ def scan_states(
     retention: Tensor, updates: Tensor, initial: Tensor, active: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """`scan_forward` with gradients, for diagonal transitions `[Z, K or 1, 1]`."""
-    return _DiagonalScan.apply(retention, updates, initial, active)
+    entering, final = _DiagonalScan.apply(retention, updates, initial, active)
+    return entering, final

@@ -162,11 +162,10 @@ def evaluate(
     """
     leaves = {name: x.detach().to(dtype).requires_grad_() for name, x in inputs.items()}
     outputs = call(rule, leaves, impl=impl, **options)
-    loss = sum(
-        (x * normal(tuple(x.shape), generator(len(name))).to(x.dtype)).sum()
-        for name, x in outputs.items()
-        if results is None or name in results
-    )
-    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    chosen = {name: x for name, x in outputs.items() if results is None or name in results}
+    cotangents = [
+        normal(tuple(x.shape), generator(len(name))).to(x.dtype) for name, x in chosen.items()
+    ]
+    gradients = torch.autograd.grad(list(chosen.values()), list(leaves.values()), cotangents)
     named = {f"d_{name}": x for name, x in zip(leaves, gradients, strict=True)}
     return {name: x.detach() for name, x in outputs.items()} | named

@@ -53,7 +53,7 @@ def test_slices_of_one_fused_tensor_get_the_gradients_of_copies(name: str, impl:
     rule = RULES[name]
     inputs = draw_inputs(rule, B=2, T=67, H=2, K=8, V=8)
     fused = torch.cat([inputs[key] for key in "qkv"], -1).requires_grad_()
-    views = dict(zip("qkv", fused.split(8, -1), strict=True))
+    views = dict(zip("qkv", fused.tensor_split(3, -1), strict=True))
     out = call(rule, {**inputs, **views}, impl=impl)["out"]
     # The loss sees the output through a concatenation, which makes its gradient a strided slice.
     loss = torch.cat([out, 2 * out], -1)[..., 3:11].square().sum()
@@ -76,9 +76,8 @@ def test_an_expanded_gradient_equals_a_contiguous_one(name: str, impl: str) -> N
     leaves = {key: x.requires_grad_() for key, x in draw_inputs(rule, T=67, K=8, V=12).items()}
     results = call(rule, leaves, impl=impl)
     wanted = list(leaves.values())
-    expanded = torch.autograd.grad(
-        sum(x.sum() for x in results.values()), wanted, retain_graph=True
-    )
+    sums = [x.sum() for x in results.values()]
+    expanded = torch.autograd.grad(sums, wanted, retain_graph=True)
     contiguous = torch.autograd.grad(
         list(results.values()), wanted, [torch.ones_like(x) for x in results.values()]
     )

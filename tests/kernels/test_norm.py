@@ -1,7 +1,10 @@
 """The normalisations equal their formulas, and gradients their numerical derivatives."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
 from kernels import l2_norm, rms_norm, rms_norm_gated
 from tests.kernels.rules import generator, normal
@@ -56,7 +59,7 @@ def test_bfloat16_is_rounded_once() -> None:
         normal(shape, generator(i)).bfloat16()
         for i, shape in enumerate(((40, 64), (40, 64), (64,)))
     )
-    cases = {
+    cases: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         "rms_norm": lambda x, z, w: rms_norm(x, w),
         "rms_norm_gated": lambda x, z, w: rms_norm_gated(x, z, w, activation="silu"),
         "l2_norm": lambda x, z, w: l2_norm(x),

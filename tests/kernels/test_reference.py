@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,15 +66,15 @@ def test_additive_memory_by_hand(
     keys, values = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]], [[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]]
     state, out = write_and_read("linear", keys, values, query, impl)
     assert state == [[3.0, 1.0], [0.0, 3.0]]
-    assert list(out) == read
+    assert out == read
     k, v, q = sequence(keys), sequence(values), sequence([query])
-    options = {"scale": 1.0, "normalize": True, "eps": 0.0, "impl": impl}
+    options: dict[str, Any] = {"scale": 1.0, "normalize": True, "eps": 0.0, "impl": impl}
     _, first_two = kernels.linear_attention(k[:, :2], k[:, :2], v[:, :2], **options)
-    out, (_, key_sum) = kernels.linear_attention(
+    normalized, (_, key_sum) = kernels.linear_attention(
         q, k[:, 2:], v[:, 2:], initial_state=first_two, **options
     )
     assert key_sum[0, 0].tolist() == [2.0, 1.0]
-    assert out[0, 0, 0].tolist() == [x / normalizer for x in read]
+    assert normalized[0, 0, 0].tolist() == [x / normalizer for x in read]
 
 
 KEYS, VALUES = [[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]], [[5.0], [3.0], [10.0]]
@@ -222,7 +223,7 @@ def test_the_reference_imports_torch_alone() -> None:
         for name in node.names
     }
     assert {module.split(".")[0] for module in modules} == {
-        "collections", "functools", "itertools", "torch", "typing",
+        "collections", "functools", "itertools", "operator", "torch", "typing",
     }  # fmt: skip
 
 

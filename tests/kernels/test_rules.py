@@ -1,5 +1,7 @@
 """Every implementation equals the float64 loop: results, final states, every gradient."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from tests.kernels.tolerances import assert_close
 
 F32, F64 = torch.float32, torch.float64
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "B2-T1-H2": {"B": 2, "T": 1, "H": 2},
     "T5-K2-V1": {"T": 5, "K": 2, "V": 1},
     "B2-T31-K8-V24": {"B": 2, "T": 31, "K": 8, "V": 24},
@@ -36,7 +38,7 @@ def rule_name(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_results_and_gradients_equal_the_loop(
-    rule_name: str, shape: dict[str, int], impl: str
+    rule_name: str, shape: dict[str, Any], impl: str
 ) -> None:
     rule = RULES[rule_name]
     inputs = draw_inputs(rule, **shape)
