@@ -20,7 +20,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString, Transformer
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -448,8 +448,9 @@ class _Composer:
 
     @staticmethod
     def _refuse_missing(config: DictConfig, flat: dict[str, Any]) -> None:
-        for path in sorted(OmegaConf.missing_keys(config)):
-            if path not in flat:
+        missing = OmegaConf.missing_keys(config) | {p for p, v in flat.items() if v == MISSING}
+        for path in sorted(missing):
+            if flat.get(path, MISSING) == MISSING:
                 shown = ", ".join(f"{key}={value}" for key, value in flat.items())
                 raise ConfigError(f"{path} has no value and needs one (in the cell {shown})")
 
@@ -478,7 +479,8 @@ class _Composer:
         trial = copy.deepcopy(config)
         for root, registry in REGISTRIES.items():
             name = _chosen(root, flat)
-            OmegaConf.update(trial, root, OmegaConf.structured(registry[name](name=name)))
+            options = OmegaConf.structured(registry[name](name=name))
+            OmegaConf.update(trial, root, options, merge=False)
         for path, value in settings.items():
             if OmegaConf.select(trial, path, default=_ABSENT) is not _ABSENT:
                 self.read.add(path)

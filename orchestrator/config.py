@@ -11,7 +11,7 @@ from typing import Any, cast, get_type_hints
 
 from models.configs import MIXER_CONFIGS, ModelConfig
 from orchestrator.data.corpus import DataConfig
-from orchestrator.training.optim.configs import OPTIMIZER_CONFIGS, OptimizerConfig
+from orchestrator.training.optim.configs import OPTIMIZER_CONFIGS, AdamWConfig, OptimizerConfig
 from orchestrator.training.schedule import ScheduleConfig
 
 MATCH_RULES = ("params", "depth", "paper")
@@ -124,7 +124,7 @@ class TrialConfig:
     clip_norm: float = 1.0
     diverged_above_nats: float | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     data: DataConfig = field(default_factory=DataConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)

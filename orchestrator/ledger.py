@@ -50,7 +50,10 @@ class Journal:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
+        is_torn = path.is_file() and not path.read_bytes().endswith(b"\n")
         self._file = path.open("a", encoding="utf-8")
+        if is_torn:  # what a killed process left must not swallow the next line
+            self._file.write("\n")
 
     def append(self, event: dict[str, Any]) -> None:
         """Write one event; `DURABLE_EVENTS` are on disk when this returns."""
@@ -114,8 +117,8 @@ def last_event(path: Path) -> dict[str, Any] | None:
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL_BYTES))
-        lines = file.read().splitlines()
-    for line in reversed(lines):
+        data = file.read()
+    for line in reversed(data[: data.rfind(b"\n") + 1].splitlines()):
         event = _parsed(line)
         if event is not None:
             return event
