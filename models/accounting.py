@@ -3,31 +3,33 @@
 With D the model width, L layers, F the hidden width of the MLP, H key heads of dim K, HV value
 heads of dim V, Q = H K, P = HV V, h query heads and kv key-value heads of dim d in softmax layers:
 
-    embedding, head, final norm     2 vocab D + D
-    MLP and the two norms of a layer   3 D F + 2 D
-    softmax                         D (h d + 2 kv d) + h d D, and D h d with an output gate
-    recurrent shell                 D (2 Q + P) + 4 (2 Q + P) + V + P D
-    its gates, in matrices and vectors   see `_GATES`
+    embedding, head, final norm    2 vocab D + D
+    MLP and two norms of a layer   3 D F + 2 D
+    softmax                        D (h d + 2 kv d) + h d D, and D h d with an output gate
+    recurrent shell                D (2 Q + P) + 4 (2 Q + P) + V + P D, and the rule's gates
+    routing                        2 L D for attention residuals; P D, or r (P + D) at rank r, per
+                                   memory layer for a routed value or error
 
 Every formula equals what the modules of `models` allocate; a test holds them to it. The parameter
 totals are those of arXiv 2607.07953's public code for the layers it has.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from models.configs import (
-    GatedDeltaNet2Config,
-    LinearConfig,
-    MixerConfig,
-    ModelConfig,
-    SoftmaxConfig,
+from models.configs import GatedLinearConfig, MixerConfig, ModelConfig, RoutingConfig, SoftmaxConfig
+from models.weights import (
+    CONV_WIDTH,
+    conv_channels,
+    mixer_weights,
+    query_weights,
+    routing_weights,
 )
 
-CONV_WIDTH = 4
 FLOAT32_BYTES = 4
 FFN_STEPS = (16, 8, 4)
 """Multiples that a solved MLP width may have, the best for the hardware first."""
+NORMALIZED_MIXERS = ("linear", "gated_linear")
+"""Mixers whose memory has a running sum of keys beside each head's values."""
 MATCH_TOLERANCE = 0.01
 """Largest relative distance of a solved cell's non-embedding parameters from the target."""
 
@@ -45,21 +47,17 @@ class ParameterCount:
     non_embedding: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """Numbers that a token is multiplied with, and numbers that are only added or scaled by."""
-
-    matrices: int
-    vectors: int
-
-
 def count_parameters(config: ModelConfig, vocab_size: int) -> ParameterCount:
     """Parameters of a model: all, and those without embedding and head."""
-    non_embedding = config.d_model
-    for name in config.layer_mixers():
-        weights = _mixer_weights(config, name)
-        non_embedding += weights.matrices + weights.vectors
-        non_embedding += 3 * config.d_model * config.ffn_dim + 2 * config.d_model
+    names = config.layer_mixers()
+    per_layer = 3 * config.d_model * config.ffn_dim + 2 * config.d_model
+    non_embedding = config.d_model + query_weights(config) + len(names) * per_layer
+    for name in dict.fromkeys(names):
+        parts = [mixer_weights(config, name)]
+        if name != "softmax":
+            parts.append(routing_weights(config))
+        one_layer = sum(part.matrices + part.vectors for part in parts)
+        non_embedding += names.count(name) * one_layer
     return ParameterCount(
         total=non_embedding + 2 * vocab_size * config.d_model, non_embedding=non_embedding
     )
@@ -69,10 +67,15 @@ def softmax_reference(config: ModelConfig) -> ModelConfig:
     """The pure softmax stack of the same size, whose parameters matched cells aim at.
 
     Depth, widths and heads are those of `config`; softmax layers have neither output gate nor q-k
-    norm. Call it before the MLP width is solved.
+    norm, and nothing is routed. Call it before the MLP width is solved.
     """
     return replace(
-        config, mixer=MixerConfig(), stack="pure", softmax_layers=None, softmax=SoftmaxConfig()
+        config,
+        mixer=MixerConfig(),
+        stack="pure",
+        softmax_layers=None,
+        softmax=SoftmaxConfig(),
+        routing=RoutingConfig(),
     )
 
 
@@ -116,34 +119,48 @@ def state_bytes(
     Args:
         config: the model.
         memory_itemsize: bytes of each number of recurrent memory; the models keep float32.
-        cache_itemsize: bytes of each cached convolution input: 2 in bfloat16.
+        cache_itemsize: bytes of each cached convolution input, and of each key and value of a
+            sliding window: 2 in bfloat16.
     """
     memory = recurrent_memory_numbers(config)
-    windows = convolution_window_numbers(config)
-    return memory * memory_itemsize + windows * cache_itemsize
+    cached = convolution_window_numbers(config) + attention_window_numbers(config)
+    return memory * memory_itemsize + cached * cache_itemsize
 
 
 def recurrent_memory_numbers(config: ModelConfig) -> int:
     """Numbers in the recurrent memory of one sequence, over all layers."""
     heads = config.heads
     layers = _recurrent_layers(config)
-    columns = heads.value_dim + (1 if config.mixer.name == "linear" else 0)
+    columns = heads.value_dim + (1 if config.mixer.name in NORMALIZED_MIXERS else 0)
     return layers * heads.value_heads * heads.key_dim * columns
 
 
 def convolution_window_numbers(config: ModelConfig) -> int:
     """Numbers in the convolution windows of one sequence, over all layers."""
-    return _recurrent_layers(config) * (CONV_WIDTH - 1) * _conv_channels(config)
+    if config.mixer.name == "gated_linear":
+        return 0
+    return _recurrent_layers(config) * (CONV_WIDTH - 1) * conv_channels(config)
+
+
+def attention_window_numbers(config: ModelConfig) -> int:
+    """Numbers in the keys and values of sliding windows of one sequence, over all layers."""
+    heads, options = config.heads, config.softmax
+    if options is None or options.window is None:
+        return 0
+    per_token = 2 * heads.softmax_kv_heads * heads.softmax_head_dim
+    return len(config.softmax_indices()) * options.window * per_token
 
 
 def kv_bytes_per_token(config: ModelConfig, *, itemsize: int = FLOAT32_BYTES) -> int:
-    """Bytes that each further token of a sequence adds to the key-value caches.
+    """Bytes that each further token of a sequence adds to the key-value caches; 0 under a window.
 
     Args:
         config: the model.
         itemsize: bytes of each cached number: 2 in bfloat16 and float16.
     """
     heads = config.heads
+    if config.softmax is not None and config.softmax.window is not None:
+        return 0
     softmax_layers = len(config.softmax_indices())
     return softmax_layers * 2 * heads.softmax_kv_heads * heads.softmax_head_dim * itemsize
 
@@ -155,11 +172,14 @@ def forward_flops_per_token(config: ModelConfig, vocab_size: int, seq_len: int) 
     depending on its chunk) and causal attention over (seq_len + 1) / 2 tokens; not norms,
     activations, gates and the embedding, which is a look-up.
     """
-    flops = 2 * vocab_size * config.d_model
-    for name in config.layer_mixers():
-        flops += 2 * _mixer_weights(config, name).matrices
-        flops += 6 * config.d_model * config.ffn_dim
-        flops += _memory_flops(config, name, seq_len)
+    names = config.layer_mixers()
+    flops = 2 * vocab_size * config.d_model + len(names) * 6 * config.d_model * config.ffn_dim
+    flops += _attention_residual_flops(config)
+    for name in dict.fromkeys(names):
+        one_layer = 2 * mixer_weights(config, name).matrices + _memory_flops(config, name, seq_len)
+        if name != "softmax":
+            one_layer += 2 * routing_weights(config).matrices + _reading_again_flops(config)
+        flops += names.count(name) * one_layer
     return flops
 
 
@@ -172,91 +192,10 @@ def _recurrent_layers(config: ModelConfig) -> int:
     return config.num_layers - len(config.softmax_indices())
 
 
-def _key_width(config: ModelConfig) -> int:
-    return config.heads.key_heads * config.heads.key_dim
-
-
-def _value_width(config: ModelConfig) -> int:
-    return config.heads.value_heads * config.heads.value_dim
-
-
-def _conv_channels(config: ModelConfig) -> int:
-    return 2 * _key_width(config) + _value_width(config)
-
-
-def _mixer_weights(config: ModelConfig, name: str) -> _Weights:
-    if name == "softmax":
-        return _softmax_weights(config)
-    d, channels = config.d_model, _conv_channels(config)
-    gates = _GATES[name](config)
-    return _Weights(
-        # The convolution multiplies every channel with its filter, as a matrix does.
-        matrices=d * channels + CONV_WIDTH * channels + _value_width(config) * d + gates.matrices,
-        vectors=config.heads.value_dim + gates.vectors,
-    )
-
-
-def _softmax_weights(config: ModelConfig) -> _Weights:
-    heads, options = config.heads, config.softmax or SoftmaxConfig()
-    d, query = config.d_model, heads.softmax_heads * heads.softmax_head_dim
-    key_value = 2 * heads.softmax_kv_heads * heads.softmax_head_dim
-    gate = d * query if options.output_gate else 0
-    norms = 2 * heads.softmax_head_dim if options.qk_norm else 0
-    return _Weights(matrices=d * (query + key_value) + query * d + gate, vectors=norms)
-
-
-def _linear_gates(config: ModelConfig) -> _Weights:
-    assert isinstance(config.mixer, LinearConfig)
-    rows = config.heads.value_heads if config.mixer.unused_beta else 0
-    return _Weights(matrices=config.d_model * rows, vectors=0)
-
-
-def _deltanet_gates(config: ModelConfig) -> _Weights:
-    return _Weights(matrices=config.d_model * config.heads.value_heads, vectors=0)
-
-
-def _gated_deltanet_gates(config: ModelConfig) -> _Weights:
-    value_heads = config.heads.value_heads
-    return _Weights(
-        matrices=config.d_model * (_value_width(config) + 2 * value_heads),
-        vectors=2 * value_heads,
-    )
-
-
-def _kimi_delta_gates(config: ModelConfig) -> _Weights:
-    heads, width = config.heads, _value_width(config)
-    rank, decays = heads.value_dim, heads.value_heads * heads.key_dim
-    return _Weights(
-        matrices=config.d_model * (heads.value_heads + 2 * rank) + rank * (decays + width),
-        vectors=width + heads.value_heads + decays,
-    )
-
-
-def _gated_deltanet2_gates(config: ModelConfig) -> _Weights:
-    assert isinstance(config.mixer, GatedDeltaNet2Config)
-    d, keys, values = config.d_model, _key_width(config), _value_width(config)
-    decay = config.heads.key_heads + keys
-    if config.mixer.variant == "full":
-        return _Weights(matrices=2 * d * (keys + values), vectors=decay)
-    rank = config.heads.value_dim
-    return _Weights(
-        matrices=d * (keys + values) + rank * (2 * d + keys + values), vectors=values + decay
-    )
-
-
-_GATES: dict[str, Callable[[ModelConfig], _Weights]] = {
-    "linear": _linear_gates,
-    "linear_unnormalized": _linear_gates,
-    "deltanet": _deltanet_gates,
-    "gated_deltanet": _gated_deltanet_gates,
-    "kimi_delta": _kimi_delta_gates,
-    "gated_deltanet2": _gated_deltanet2_gates,
-}
-"""Gate weights of each rule, besides the shell."""
-
 _RULE_FLOPS_PER_STATE_NUMBER = {
     "linear": 4,
     "linear_unnormalized": 4,
+    "gated_linear": 4,
     "deltanet": 6,
     "gated_deltanet": 7,
     "kimi_delta": 7,
@@ -268,7 +207,29 @@ _RULE_FLOPS_PER_STATE_NUMBER = {
 def _memory_flops(config: ModelConfig, name: str, seq_len: int) -> int:
     heads = config.heads
     if name == "softmax":
-        # Scores and values, 2 d each, over (seq_len + 1) / 2 tokens on average.
-        return 2 * heads.softmax_heads * heads.softmax_head_dim * (seq_len + 1)
+        window = config.softmax.window if config.softmax else None
+        full = min(seq_len, window or seq_len)
+        # Scores and values, 2 d each; tokens before the window is full read 1, 2, …, later ones it.
+        reads = full * (full + 1) // 2 + (seq_len - full) * full
+        return 4 * heads.softmax_heads * heads.softmax_head_dim * reads // seq_len
     numbers = recurrent_memory_numbers(config) // _recurrent_layers(config)
-    return _RULE_FLOPS_PER_STATE_NUMBER[name] * numbers
+    per_number = _RULE_FLOPS_PER_STATE_NUMBER[name]
+    if isinstance(config.mixer, GatedLinearConfig) and config.mixer.decay != "none":
+        per_number += 1
+    return per_number * numbers
+
+
+def _reading_again_flops(config: ModelConfig) -> int:
+    """Additive memory over what was written, where the routed error isn't what was written."""
+    routing, heads = config.routing, config.heads
+    if not routing.routes_error or routing.residual == "written":
+        return 0
+    return 4 * heads.value_heads * heads.key_dim * heads.value_dim
+
+
+def _attention_residual_flops(config: ModelConfig) -> int:
+    """A score and a share, 4 D, of each of 2, 3, … 2 L + 1 sources for the 2 L queries."""
+    if not config.routing.has_attention_residuals:
+        return 0
+    most = 2 * config.num_layers + 1
+    return 4 * config.d_model * (most * (most + 1) // 2 - 1)

@@ -6,10 +6,39 @@ thousands of cells without the seconds that importing torch costs.
 
 from dataclasses import dataclass, field
 
+from models.mixer_configs import (
+    MIXER_CONFIGS,
+    DecayConfig,
+    DeltaNetConfig,
+    GatedDeltaNet2Config,
+    GatedDeltaNetConfig,
+    GatedLinearConfig,
+    KimiDeltaConfig,
+    LinearConfig,
+    LinearUnnormalizedConfig,
+    MixerConfig,
+)
+from models.routing_config import RoutingConfig, check_routing_host
+
+__all__ = [
+    "MIXER_CONFIGS",
+    "DecayConfig",
+    "DeltaNetConfig",
+    "GatedDeltaNet2Config",
+    "GatedDeltaNetConfig",
+    "GatedLinearConfig",
+    "HeadLayout",
+    "KimiDeltaConfig",
+    "LinearConfig",
+    "LinearUnnormalizedConfig",
+    "MixerConfig",
+    "ModelConfig",
+    "RoutingConfig",
+    "SoftmaxConfig",
+]
+
 STACKS = ("pure", "hybrid")
 IMPLEMENTATIONS = ("auto", "reference", "chunked", "triton")
-DT_INITS = ("loguniform", "ones")
-GATED_DELTANET2_VARIANTS = ("full", "lowrank")
 
 # What the recurrences of `kernels` serve; checked here so that a plan refuses before a trial does.
 MAX_KEY_DIM = 256
@@ -60,120 +89,6 @@ class HeadLayout:
 
 
 @dataclass(kw_only=True, slots=True)
-class MixerConfig:
-    """Options of a memory rule; each mixer's own dataclass extends it.
-
-    Attributes:
-        name: the mixer's name in `models.mixers.MIXERS`.
-    """
-
-    name: str = "softmax"
-
-
-@dataclass(kw_only=True, slots=True)
-class LinearConfig(MixerConfig):
-    """Additive memory with ELU + 1 features and a running normaliser.
-
-    Attributes:
-        unused_beta: keep one dead projection row per value head, as the published code does to
-            give the additive rule the parameter count of DeltaNet.
-    """
-
-    name: str = "linear"
-    unused_beta: bool = False
-
-
-@dataclass(kw_only=True, slots=True)
-class LinearUnnormalizedConfig(LinearConfig):
-    """Additive memory over L2-normalised keys, read without a normaliser."""
-
-    name: str = "linear_unnormalized"
-
-
-@dataclass(kw_only=True, slots=True)
-class DeltaNetConfig(MixerConfig):
-    """The delta rule without decay.
-
-    Attributes:
-        negative_eigenvalues: double the write strength to (0, 2), so that the state's transition
-            can have negative eigenvalues.
-    """
-
-    name: str = "deltanet"
-    negative_eigenvalues: bool = False
-
-
-@dataclass(kw_only=True, slots=True)
-class DecayConfig(MixerConfig):
-    """Options shared by every rule whose decay is learned from the input.
-
-    Attributes:
-        dt_init: how `dt_bias` starts: `loguniform`, the inverse softplus of step sizes drawn
-            log-uniformly from [1e-3, 0.1], or `ones`, which starts almost memoryless.
-        negative_eigenvalues: double the write strength (the erase gate where the two differ).
-    """
-
-    dt_init: str = "loguniform"
-    negative_eigenvalues: bool = False
-
-    def __post_init__(self) -> None:
-        if self.dt_init not in DT_INITS:
-            raise ValueError(
-                f"model.mixer.dt_init={self.dt_init!r} must be one of {', '.join(DT_INITS)}"
-            )
-
-
-@dataclass(kw_only=True, slots=True)
-class GatedDeltaNetConfig(DecayConfig):
-    """The delta rule with one decay per value head."""
-
-    name: str = "gated_deltanet"
-
-
-@dataclass(kw_only=True, slots=True)
-class KimiDeltaConfig(DecayConfig):
-    """The delta rule with one decay per key channel of every value head."""
-
-    name: str = "kimi_delta"
-
-
-@dataclass(kw_only=True, slots=True)
-class GatedDeltaNet2Config(DecayConfig):
-    """The delta rule with decay and erase gate per key channel and write gate per value channel.
-
-    Attributes:
-        variant: `full`, every gate a full-rank projection, or `lowrank`, decay and output gate
-            through a bottleneck of one head's value dimension.
-    """
-
-    name: str = "gated_deltanet2"
-    variant: str = "full"
-
-    def __post_init__(self) -> None:
-        # A slots dataclass is a new class, which leaves the zero-argument super() of its body
-        # without its cell.
-        DecayConfig.__post_init__(self)
-        if self.variant not in GATED_DELTANET2_VARIANTS:
-            raise ValueError(
-                f"model.mixer.variant={self.variant!r} must be one of "
-                f"{', '.join(GATED_DELTANET2_VARIANTS)}"
-            )
-
-
-MIXER_CONFIGS: dict[str, type[MixerConfig]] = {
-    # The options of softmax layers stand in `model.softmax`, since hybrids have such layers too.
-    "softmax": MixerConfig,
-    "linear": LinearConfig,
-    "linear_unnormalized": LinearUnnormalizedConfig,
-    "deltanet": DeltaNetConfig,
-    "gated_deltanet": GatedDeltaNetConfig,
-    "kimi_delta": KimiDeltaConfig,
-    "gated_deltanet2": GatedDeltaNet2Config,
-}
-"""Every mixer's options by its name; `models.mixers.MIXERS` adds the module classes."""
-
-
-@dataclass(kw_only=True, slots=True)
 class SoftmaxConfig:
     """Options of a softmax layer.
 
@@ -181,13 +96,17 @@ class SoftmaxConfig:
         rope_base: base of the rotary frequencies.
         output_gate: multiply the output by sigmoid(gate) before the output projection.
         qk_norm: RMS-normalise q and k per head before the rotation.
+        window: tokens that each query reads, itself among them; null for all before it.
     """
 
     rope_base: float = 500_000.0
     output_gate: bool = False
     qk_norm: bool = False
+    window: int | None = None
 
     def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"model.softmax.window={self.window} must be at least 1")
         if not self.rope_base > 1:
             raise ValueError(f"model.softmax.rope_base={self.rope_base} must be greater than 1")
 
@@ -209,7 +128,10 @@ class ModelConfig:
         ffn_dim: hidden width of the SwiGLU MLP.
         norm_eps: added to the mean square in every RMSNorm.
         heads: head counts and dimensions.
+        routing: signals between layers besides the residual stream.
         impl: implementation of the recurrences: `auto`, `reference`, `chunked` or `triton`.
+        recompute: keep only each layer's input for the backward and compute the layer again there,
+            which trades about a third more FLOPs for memory; changes no result.
     """
 
     mixer: MixerConfig = field(default_factory=MixerConfig)
@@ -222,7 +144,9 @@ class ModelConfig:
     ffn_dim: int = 176
     norm_eps: float = 1e-5
     heads: HeadLayout = field(default_factory=HeadLayout)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
     impl: str = "auto"
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         _check_mixer(self.mixer)
@@ -243,12 +167,13 @@ class ModelConfig:
                 "model.softmax=null leaves the softmax layers of this stack without options; "
                 "give a SoftmaxConfig"
             )
+        check_routing_host(self.routing, self.mixer.name)
 
     def layer_mixers(self) -> tuple[str, ...]:
         """The mixer's name in each layer, from the first to the last."""
+        softmax = self.softmax_indices()
         return tuple(
-            "softmax" if index in self.softmax_indices() else self.mixer.name
-            for index in range(self.num_layers)
+            "softmax" if index in softmax else self.mixer.name for index in range(self.num_layers)
         )
 
     def softmax_indices(self) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """Reading a prompt, writing on, and going back: prefill, decode, snapshot."""
 
-import torch
-
+from models.kv_cache import filled
 from models.lm import ModelState
 
 
@@ -10,13 +9,4 @@ def snapshot(state: ModelState) -> ModelState:
 
     Key-value caches are cut to the tokens in them.
     """
-    return [
-        {name: _filled(layer, name, tensor).clone() for name, tensor in layer.items()}
-        for layer in state
-    ]
-
-
-def _filled(layer: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if name in ("keys", "values"):
-        return tensor[:, :, : int(layer["length"])]
-    return tensor
+    return [{name: filled(layer, name).clone() for name in layer} for layer in state]

@@ -35,6 +35,11 @@ def residual_std(num_layers: int) -> float:
     return INIT_STD / math.sqrt(2 * num_layers)
 
 
+def uniform(shape: torch.Size, bound: float, generator: torch.Generator) -> Tensor:
+    """Numbers uniform within −bound to bound."""
+    return (2 * torch.rand(shape, generator=generator) - 1) * bound
+
+
 def split_heads(x: Float[Tensor, "... R"], heads: int) -> Float[Tensor, "... H C"]:
     """The last axis as heads and their channels, without a copy."""
     return x.view(*x.shape[:-1], heads, -1)
@@ -49,6 +54,7 @@ class Projection(Layer):
         std: standard deviation of the initial values.
         role: one of `models.mixer.ROLES`.
         has_bias: add a bias that starts at zero.
+        is_uniform: draw from a uniform distribution instead of a normal one.
     """
 
     def __init__(
@@ -59,9 +65,11 @@ class Projection(Layer):
         std: float = INIT_STD,
         role: str = "matrix",
         has_bias: bool = False,
+        is_uniform: bool = False,
     ) -> None:
         super().__init__()
         self.blocks = blocks
+        self.is_uniform = is_uniform
         self.std = std
         self.role = role
         self.rows = [rows for _, rows in blocks]
@@ -71,7 +79,11 @@ class Projection(Layer):
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draws the matrix; the bias starts at zero."""
         with torch.no_grad():
-            self.weight.copy_(torch.randn(self.weight.shape, generator=generator) * self.std)
+            if self.is_uniform:
+                draws = uniform(self.weight.shape, math.sqrt(3) * self.std, generator)
+            else:
+                draws = torch.randn(self.weight.shape, generator=generator) * self.std
+            self.weight.copy_(draws)
             if self.bias is not None:
                 self.bias.zero_()
 
@@ -161,8 +173,7 @@ class ShortConvolution(Layer):
         """Uniform within 1/sqrt(width), torch's own start for a depthwise convolution."""
         bound = CONV_WIDTH**-0.5
         with torch.no_grad():
-            uniform = torch.rand(self.weight.shape, generator=generator)
-            self.weight.copy_((2 * uniform - 1) * bound)
+            self.weight.copy_(uniform(self.weight.shape, bound, generator))
 
     def parameter_roles(self) -> dict[str, ParameterInfo]:
         """The filters."""
@@ -198,8 +209,8 @@ class DecayGate(Layer):
             if self.dt_init == "ones":
                 self.dt_bias.fill_(1.0)
             else:
-                uniform = torch.rand(self.dt_bias.shape, generator=generator)
-                log_dt = math.log(DT_MIN) + uniform * math.log(DT_MAX / DT_MIN)
+                fraction = torch.rand(self.dt_bias.shape, generator=generator)
+                log_dt = math.log(DT_MIN) + fraction * math.log(DT_MAX / DT_MIN)
                 dt = log_dt.exp().clamp(min=DT_FLOOR)
                 # softplus⁻¹(dt) = log(e^dt − 1), without the cancellation at small dt.
                 self.dt_bias.copy_(dt + torch.log(-torch.expm1(-dt)))

@@ -8,10 +8,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from kernels import linear_cross_entropy
+from models.attention_residuals import SourceQuery
 from models.configs import ModelConfig
 from models.layers import Embedding, Projection, RMSNorm
 from models.mixer import Layer, MixerState, ParameterInfo, collect_parameter_info
-from models.stack import Block, build_blocks
+from models.stack import (
+    Block,
+    build_blocks,
+    build_queries,
+    run_attention_residuals,
+    run_blocks,
+)
 
 ModelState = list[MixerState]
 """What a model remembers between two tokens: the state of each layer's mixer."""
@@ -38,6 +45,7 @@ class LanguageModel(nn.Module):
         self.vocab_size = vocab_size
         self.embedding = Embedding(vocab_size, config.d_model)
         self.blocks = nn.ModuleList(build_blocks(config))
+        self.queries = nn.ModuleList(build_queries(config))
         self.final_norm = RMSNorm(config.d_model, config.norm_eps)
         self.head = Projection(config.d_model, (("head", vocab_size),), role="head")
 
@@ -68,9 +76,7 @@ class LanguageModel(nn.Module):
 
     def hidden(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """What the head reads: the normalised residual stream after the last layer."""
-        x = self._embed(tokens)
-        for block in self.blocks:
-            x = block(x)
+        x, _ = self._run(self._embed(tokens), None)
         normed: Tensor = self.final_norm(x)
         return normed
 
@@ -103,11 +109,7 @@ class LanguageModel(nn.Module):
 
         Without gradients. Consumes `state`: keep a `models.generate.snapshot` to return to it.
         """
-        x = self._embed(tokens)
-        after = []
-        for block, memory in zip(self._blocks(), state, strict=True):
-            x, memory = block.extend(x, memory)
-            after.append(memory)
+        x, after = self._run(self._embed(tokens), state)
         return self.head(self.final_norm(x[:, -1])), after
 
     @torch.no_grad()
@@ -115,11 +117,7 @@ class LanguageModel(nn.Module):
         self, tokens: Int[Tensor, " B"], state: ModelState
     ) -> tuple[Float[Tensor, "B vocab"], ModelState]:
         """Reads one more token, as `extend` does: the logits after it, and the memory."""
-        x = self._embed(tokens)
-        after = []
-        for block, memory in zip(self._blocks(), state, strict=True):
-            x, memory = block.step(x, memory)
-            after.append(memory)
+        x, after = self._run(self._embed(tokens), state)
         return self.head(self.final_norm(x)), after
 
     def parameter_info(self) -> dict[str, ParameterInfo]:
@@ -131,6 +129,14 @@ class LanguageModel(nn.Module):
         """What serves the memory rule on the model's device; `sdpa` in a softmax stack."""
         served = {block.mixer.kernel_impl for block in self._blocks()}
         return served.pop() if len(served) == 1 else (served - {"sdpa"}).pop()
+
+    def _run(self, x: Tensor, state: ModelState | None) -> tuple[Tensor, ModelState]:
+        if self.config.routing.has_attention_residuals:
+            queries = [cast(SourceQuery, query) for query in self.queries]
+            return run_attention_residuals(
+                self._blocks(), queries, x, state, recompute=self.config.recompute
+            )
+        return run_blocks(self._blocks(), x, state, recompute=self.config.recompute)
 
     def _cross_entropy(self, inputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
         hidden = self.hidden(inputs).flatten(0, 1)

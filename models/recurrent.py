@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels import resolve, short_conv, short_conv_step
+from kernels import l2_norm, resolve, short_conv, short_conv_step
 from models.configs import ModelConfig
 from models.layers import (
     CONV_WIDTH,
@@ -35,6 +35,7 @@ from models.layers import (
     split_heads,
 )
 from models.mixer import Mixer, MixerState
+from models.residuals import plain_error, read_before, reads_before
 
 
 class Gates(NamedTuple):
@@ -43,10 +44,13 @@ class Gates(NamedTuple):
     Attributes:
         rule: the rule's own gates, in the order in which its mixer makes and reads them.
         output: logits of the output gate, `[..., HV, V]`; None where the layer has none.
+        head_log_decay: the decay among the rule's gates where it is one number per value head,
+            `[..., HV]`; what errors before or after the decay differ by.
     """
 
     rule: tuple[Tensor, ...] = ()
     output: Tensor | None = None
+    head_log_decay: Tensor | None = None
 
 
 class Remembered(NamedTuple):
@@ -55,10 +59,25 @@ class Remembered(NamedTuple):
     Attributes:
         out: `[..., HV, V]`.
         memory: the memory after the last token.
+        written: u, what was added to the memory, `[..., HV, V]`; None where it wasn't asked for or
+            the rule corrects nothing.
     """
 
     out: Tensor
     memory: MixerState
+    written: Tensor | None = None
+
+
+class Signals(NamedTuple):
+    """What other layers can be told about this one's memory.
+
+    Attributes:
+        value: what was to be stored, after convolution and SiLU, `[..., HV, V]`.
+        error: what the memory had wrong, as `models.residuals` defines it; None if not asked for.
+    """
+
+    value: Tensor
+    error: Tensor | None
 
 
 class RecurrentMixer(Mixer):
@@ -113,6 +132,8 @@ class RecurrentMixer(Mixer):
         v: Float[Tensor, "B T HV V"],
         gates: tuple[Tensor, ...],
         memory: MixerState | None,
+        *,
+        return_written: bool,
     ) -> Remembered:
         """The rule over a sequence, from an empty memory where `memory` is None."""
 
@@ -124,8 +145,10 @@ class RecurrentMixer(Mixer):
         v: Float[Tensor, "B HV V"],
         gates: tuple[Tensor, ...],
         memory: MixerState,
+        *,
+        return_written: bool,
     ) -> Remembered:
-        """The rule for one token."""
+        """The rule for one token; writes the new memory over the old one."""
 
     @abstractmethod
     def rule_flops(self) -> int:
@@ -133,25 +156,60 @@ class RecurrentMixer(Mixer):
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Outputs for a whole sequence from an empty memory; position t reads only up to t."""
-        return self._mix(x, None)[0]
+        return self.routed(x, None)[0]
 
     def extend(
         self, x: Float[Tensor, "B T D"], state: MixerState
     ) -> tuple[Float[Tensor, "B T D"], MixerState]:
         """Outputs for T more tokens at once, and the memory after them; consumes `state`."""
-        out, after = self._mix(x, state)
-        # The window is a view of all T convolution inputs, which a kept state would hold alive.
-        return out, {**after, "window": after["window"].clone()}
+        return self.routed(x, state)[:2]
 
     def step(
         self, x: Float[Tensor, "B D"], state: MixerState
     ) -> tuple[Float[Tensor, "B D"], MixerState]:
         """The output for one more token, and the memory after it; consumes `state`."""
+        return self.routed(x, state)[:2]
+
+    def routed(
+        self,
+        x: Float[Tensor, "... D"],
+        state: MixerState | None,
+        *,
+        shift: Float[Tensor, "... HV V"] | None = None,
+        residual: str | None = None,
+    ) -> tuple[Float[Tensor, "... D"], MixerState, Signals]:
+        """Outputs, memory and signals, for a sequence `[B, T, D]` or for one token `[B, D]`.
+
+        Args:
+            x: the block's normalised input.
+            state: the memory before; consumed. None for an empty one, with a sequence only.
+            shift: added to the values to store.
+            residual: the error to return: `written`, `decayed` or `paper`; None for none.
+        """
         qkv, rows = self._project(x)
-        mixed, window = short_conv_step(qkv, self.conv.weight, window=state["window"])
+        convolved, window = self._convolve(qkv, state)
+        q, k, v = self._split_heads(convolved)
+        if shift is not None:
+            v = v + shift
         gates = self.gates(x, rows)
-        out, memory = self.remember_one(*self._split_heads(mixed), gates.rule, state)
-        return self._finish(out, gates.output), {**memory, "window": window}
+        needs_read = residual in ("decayed", "paper")
+        if x.ndim == 3:
+            remembered = self.remember(
+                q, k, v, gates.rule, state, return_written=residual is not None
+            )
+            read = self._reads(k, gates, state, remembered) if needs_read else None
+        else:
+            assert state is not None, "one token needs the memory before it"
+            # Before the rule, which writes over the memory.
+            read = read_before(l2_norm(k), state["memory"]) if needs_read else None
+            remembered = self.remember_one(
+                q, k, v, gates.rule, state, return_written=residual is not None
+            )
+        error = remembered.written
+        if read is not None and residual is not None:
+            error = plain_error(v, read, log_decay=gates.head_log_decay, residual=residual)
+        out = self._finish(remembered.out, gates.output)
+        return out, {**remembered.memory, "window": window}, Signals(v, error)
 
     def initial_state(
         self, batch_size: int, device: torch.device, dtype: torch.dtype = torch.float32
@@ -189,13 +247,26 @@ class RecurrentMixer(Mixer):
         filters = self.conv.weight.numel()
         return 2 * (matrices + filters) + self.heads.value_heads * self.rule_flops()
 
-    def _mix(self, x: Tensor, state: MixerState | None) -> tuple[Tensor, MixerState]:
-        qkv, rows = self._project(x)
-        window = None if state is None else state["window"]
-        mixed, window = short_conv(qkv, self.conv.weight, window=window)
-        gates = self.gates(x, rows)
-        out, memory = self.remember(*self._split_heads(mixed), gates.rule, state)
-        return self._finish(out, gates.output), {**memory, "window": window}
+    def _convolve(self, qkv: Tensor, state: MixerState | None) -> tuple[Tensor, Tensor]:
+        if state is None:
+            return short_conv(qkv, self.conv.weight)
+        if qkv.ndim == 2:
+            return short_conv_step(qkv, self.conv.weight, window=state["window"])
+        convolved, window = short_conv(qkv, self.conv.weight, window=state["window"])
+        # The window is a view of all T convolution inputs, which a kept state would hold alive.
+        return convolved, window.clone()
+
+    def _reads(
+        self, k: Tensor, gates: Gates, state: MixerState | None, remembered: Remembered
+    ) -> Tensor:
+        assert remembered.written is not None, f"{self.op} has no error to route"
+        return reads_before(
+            k,
+            remembered.written,
+            log_decay=gates.head_log_decay,
+            memory=None if state is None else state["memory"],
+            impl=self.impl,
+        )
 
     def _project(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Channels of the convolution, and the gate blocks."""

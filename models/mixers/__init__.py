@@ -4,6 +4,7 @@ from models.configs import (
     DeltaNetConfig,
     GatedDeltaNet2Config,
     GatedDeltaNetConfig,
+    GatedLinearConfig,
     KimiDeltaConfig,
     LinearConfig,
     LinearUnnormalizedConfig,
@@ -13,6 +14,7 @@ from models.mixer import Mixer
 from models.mixers.deltanet import DeltaNet
 from models.mixers.gated_deltanet import GatedDeltaNet
 from models.mixers.gated_deltanet2 import GatedDeltaNet2
+from models.mixers.gated_linear import GatedLinear
 from models.mixers.kimi_delta import KimiDelta
 from models.mixers.linear import Linear, LinearUnnormalized
 from models.mixers.softmax import Softmax
@@ -21,6 +23,7 @@ MIXERS: dict[str, tuple[type[MixerConfig], type[Mixer]]] = {
     "softmax": (MixerConfig, Softmax),
     "linear": (LinearConfig, Linear),
     "linear_unnormalized": (LinearUnnormalizedConfig, LinearUnnormalized),
+    "gated_linear": (GatedLinearConfig, GatedLinear),
     "deltanet": (DeltaNetConfig, DeltaNet),
     "gated_deltanet": (GatedDeltaNetConfig, GatedDeltaNet),
     "kimi_delta": (KimiDeltaConfig, KimiDelta),

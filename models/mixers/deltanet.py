@@ -52,19 +52,22 @@ class DeltaNet(RecurrentMixer):
         v: Tensor,
         gates: tuple[Tensor, ...],
         memory: MixerState | None,
+        *,
+        return_written: bool,
     ) -> Remembered:
         """The delta rule over a sequence."""
         (beta,) = gates
-        out, state = delta_rule(
+        out, state, *written = delta_rule(
             q,
             k,
             v,
             beta=beta,
             initial_state=None if memory is None else memory["memory"],
+            return_residual=return_written,
             qk_l2norm=True,
             impl=self.impl,
         )
-        return Remembered(out, {"memory": state})
+        return Remembered(out, {"memory": state}, written[0] if written else None)
 
     def remember_one(
         self,
@@ -73,19 +76,22 @@ class DeltaNet(RecurrentMixer):
         v: Tensor,
         gates: tuple[Tensor, ...],
         memory: MixerState,
+        *,
+        return_written: bool,
     ) -> Remembered:
         """The delta rule for one token."""
         (beta,) = gates
-        out, state = delta_rule_step(
+        out, state, *written = delta_rule_step(
             q,
             k,
             v,
             beta=beta,
             state=memory["memory"],
+            return_residual=return_written,
             qk_l2norm=True,
             in_place=True,
         )
-        return Remembered(out, {"memory": state})
+        return Remembered(out, {"memory": state}, written[0] if written else None)
 
     def rule_flops(self) -> int:
         """What the key returns, the write, the read: two FLOPs for each number of the state."""

@@ -58,9 +58,11 @@ class GatedDeltaNet(RecurrentMixer):
     def gates(self, x: Float[Tensor, "... D"], rows: tuple[Tensor, ...]) -> Gates:
         """Write strength, decay and output gate, all from the fused projection."""
         z, beta, a = rows
+        log_decay = self.decay(a)
         return Gates(
-            rule=(self.decay(a), self.beta_scale * beta.sigmoid()),
+            rule=(log_decay, self.beta_scale * beta.sigmoid()),
             output=split_heads(z, self.heads.value_heads),
+            head_log_decay=log_decay,
         )
 
     def remember(
@@ -70,20 +72,23 @@ class GatedDeltaNet(RecurrentMixer):
         v: Tensor,
         gates: tuple[Tensor, ...],
         memory: MixerState | None,
+        *,
+        return_written: bool,
     ) -> Remembered:
         """The gated delta rule over a sequence."""
         log_decay, beta = gates
-        out, state = gated_delta_rule(
+        out, state, *written = gated_delta_rule(
             q,
             k,
             v,
             log_decay=log_decay,
             beta=beta,
             initial_state=None if memory is None else memory["memory"],
+            return_residual=return_written,
             qk_l2norm=True,
             impl=self.impl,
         )
-        return Remembered(out, {"memory": state})
+        return Remembered(out, {"memory": state}, written[0] if written else None)
 
     def remember_one(
         self,
@@ -92,20 +97,23 @@ class GatedDeltaNet(RecurrentMixer):
         v: Tensor,
         gates: tuple[Tensor, ...],
         memory: MixerState,
+        *,
+        return_written: bool,
     ) -> Remembered:
         """The gated delta rule for one token."""
         log_decay, beta = gates
-        out, state = gated_delta_rule_step(
+        out, state, *written = gated_delta_rule_step(
             q,
             k,
             v,
             log_decay=log_decay,
             beta=beta,
             state=memory["memory"],
+            return_residual=return_written,
             qk_l2norm=True,
             in_place=True,
         )
-        return Remembered(out, {"memory": state})
+        return Remembered(out, {"memory": state}, written[0] if written else None)
 
     def rule_flops(self) -> int:
         """Decay, what the key returns, the write, the read."""

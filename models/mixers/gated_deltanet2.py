@@ -85,10 +85,12 @@ class GatedDeltaNet2(RecurrentMixer):
         v: Tensor,
         gates: tuple[Tensor, ...],
         memory: MixerState | None,
+        *,
+        return_written: bool,
     ) -> Remembered:
         """The channel-gated delta rule over a sequence."""
         log_decay, erase, write = gates
-        out, state = gated_delta_rule_2(
+        out, state, *written = gated_delta_rule_2(
             q,
             k,
             v,
@@ -96,10 +98,11 @@ class GatedDeltaNet2(RecurrentMixer):
             erase=erase,
             write=write,
             initial_state=None if memory is None else memory["memory"],
+            return_residual=return_written,
             qk_l2norm=True,
             impl=self.impl,
         )
-        return Remembered(out, {"memory": state})
+        return Remembered(out, {"memory": state}, written[0] if written else None)
 
     def remember_one(
         self,
@@ -108,10 +111,12 @@ class GatedDeltaNet2(RecurrentMixer):
         v: Tensor,
         gates: tuple[Tensor, ...],
         memory: MixerState,
+        *,
+        return_written: bool,
     ) -> Remembered:
         """The channel-gated delta rule for one token."""
         log_decay, erase, write = gates
-        out, state = gated_delta_rule_2_step(
+        out, state, *written = gated_delta_rule_2_step(
             q,
             k,
             v,
@@ -119,10 +124,11 @@ class GatedDeltaNet2(RecurrentMixer):
             erase=erase,
             write=write,
             state=memory["memory"],
+            return_residual=return_written,
             qk_l2norm=True,
             in_place=True,
         )
-        return Remembered(out, {"memory": state})
+        return Remembered(out, {"memory": state}, written[0] if written else None)
 
     def rule_flops(self) -> int:
         """Decay, what the key returns, the write, the read."""

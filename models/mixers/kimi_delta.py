@@ -70,20 +70,23 @@ class KimiDelta(RecurrentMixer):
         v: Tensor,
         gates: tuple[Tensor, ...],
         memory: MixerState | None,
+        *,
+        return_written: bool,
     ) -> Remembered:
         """The channel-decayed delta rule over a sequence."""
         log_decay, beta = gates
-        out, state = kimi_delta_rule(
+        out, state, *written = kimi_delta_rule(
             q,
             k,
             v,
             log_decay=log_decay,
             beta=beta,
             initial_state=None if memory is None else memory["memory"],
+            return_residual=return_written,
             qk_l2norm=True,
             impl=self.impl,
         )
-        return Remembered(out, {"memory": state})
+        return Remembered(out, {"memory": state}, written[0] if written else None)
 
     def remember_one(
         self,
@@ -92,20 +95,23 @@ class KimiDelta(RecurrentMixer):
         v: Tensor,
         gates: tuple[Tensor, ...],
         memory: MixerState,
+        *,
+        return_written: bool,
     ) -> Remembered:
         """The channel-decayed delta rule for one token."""
         log_decay, beta = gates
-        out, state = kimi_delta_rule_step(
+        out, state, *written = kimi_delta_rule_step(
             q,
             k,
             v,
             log_decay=log_decay,
             beta=beta,
             state=memory["memory"],
+            return_residual=return_written,
             qk_l2norm=True,
             in_place=True,
         )
-        return Remembered(out, {"memory": state})
+        return Remembered(out, {"memory": state}, written[0] if written else None)
 
     def rule_flops(self) -> int:
         """Decay, what the key returns, the write, the read."""

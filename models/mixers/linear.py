@@ -72,8 +72,10 @@ class Linear(RecurrentMixer):
         v: Tensor,
         gates: tuple[Tensor, ...],
         memory: MixerState | None,
+        *,
+        return_written: bool,
     ) -> Remembered:
-        """Normalised linear attention over a sequence."""
+        """Normalised linear attention over a sequence; nothing written is returned."""
         initial = None if memory is None else (memory["memory"], memory["normalizer"])
         out, state = linear_attention(
             q,
@@ -93,6 +95,8 @@ class Linear(RecurrentMixer):
         v: Tensor,
         gates: tuple[Tensor, ...],
         memory: MixerState,
+        *,
+        return_written: bool,
     ) -> Remembered:
         """Normalised linear attention for one token."""
         out, state = linear_attention_step(
@@ -139,8 +143,10 @@ class LinearUnnormalized(RecurrentMixer):
         v: Tensor,
         gates: tuple[Tensor, ...],
         memory: MixerState | None,
+        *,
+        return_written: bool,
     ) -> Remembered:
-        """Additive memory over a sequence."""
+        """Additive memory over a sequence; it corrects nothing, so nothing written is returned."""
         out, state = linear_attention(
             l2_norm(q),
             l2_norm(k),
@@ -159,6 +165,8 @@ class LinearUnnormalized(RecurrentMixer):
         v: Tensor,
         gates: tuple[Tensor, ...],
         memory: MixerState,
+        *,
+        return_written: bool,
     ) -> Remembered:
         """Additive memory for one token."""
         out, state = linear_attention_step(

@@ -5,15 +5,16 @@
 
 q_t ∈ R^hd per query head, k_s, v_s ∈ R^hd per key-value head, shared by a group of query heads;
 R_t turns each pair of channels (c, c + hd/2) by t · base^(−2c/hd); g_t has the size of q_t. With
-`qk_norm`, q and k are RMS-normalised per head, with gains, before they are turned.
+`qk_norm`, q and k are RMS-normalised per head, with gains, before they are turned. With a window of
+w tokens, t reads s only where t − w < s ≤ t.
 
 Source: Vaswani et al., arXiv 1706.03762; grouped heads arXiv 2305.13245; rotary positions arXiv
 2104.09864, in the half-split pairing; layer of arXiv 2607.07953, which gates the softmax layers of
 some hybrids and has no `qk_norm`.
 
-Cost: 2 hd (T + 1) FLOPs per token and query head on average over T positions; no fixed state;
-two vectors of hd per key-value head and token of cache. The backward keeps q, k, v, the output and
-one number per query head and token.
+Cost: 2 hd (T + 1) FLOPs per token and query head on average over T positions; no fixed state; two
+vectors of hd per key-value head and token of cache, at most w of them under a window. The backward
+keeps q, k, v, the output and one number per query head and token.
 """
 
 from typing import final
@@ -25,11 +26,9 @@ from torch.nn import functional as F
 
 from kernels import rope, rope_tables
 from models.configs import ModelConfig, SoftmaxConfig
+from models.kv_cache import MIN_CAPACITY, append, empty_cache
 from models.layers import Projection, RMSNorm, residual_std
 from models.mixer import Mixer, MixerState
-
-# A cache grows by doubling from here, so that appending costs constant time on average.
-MIN_CACHE_TOKENS = 64
 
 
 @final
@@ -53,6 +52,7 @@ class Softmax(Mixer):
         blocks = [("q", query_width), ("k", kv_width), ("v", kv_width)]
         if options.output_gate:
             blocks.append(("gate", query_width))
+        self.window = options.window
         self.has_output_gate = options.output_gate
         self.tables: tuple[Tensor, Tensor] | None = None
         self.in_proj = Projection(config.d_model, tuple(blocks))
@@ -65,38 +65,29 @@ class Softmax(Mixer):
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Outputs for a whole sequence from an empty cache; position t reads only up to t."""
         q, k, v, gate = self._project(x, offset=0)
-        return self._finish(self._attend(q, k, v, is_causal=True), gate)
+        return self._finish(self._attend(q, k, v), gate)
 
     def extend(
         self, x: Float[Tensor, "B T D"], state: MixerState
     ) -> tuple[Float[Tensor, "B T D"], MixerState]:
         """Outputs for T more tokens at once, and the cache with them; consumes `state`."""
-        length = int(state["length"])
-        q, k, v, gate = self._project(x, offset=length)
-        state = _append(state, k, v)
-        total = length + x.shape[1]
-        keys, values = state["keys"][:, :, :total], state["values"][:, :, :total]
-        if length == 0:
-            out = self._attend(q, keys, values, is_causal=True)
-        else:
-            mask = torch.ones(x.shape[1], total, dtype=torch.bool, device=x.device).tril(length)
-            out = self._attend(q, keys, values, mask=mask)
-        return self._finish(out, gate), state
+        q, k, v, gate = self._project(x, offset=int(state["length"]))
+        keys, values, after = append(state, k, v, self.window)
+        return self._finish(self._attend(q, keys, values), gate), after
 
     def step(
         self, x: Float[Tensor, "B D"], state: MixerState
     ) -> tuple[Float[Tensor, "B D"], MixerState]:
         """The output for one more token, and the cache with it; consumes `state`."""
-        out, state = self.extend(x[:, None], state)
-        return out[:, 0], state
+        out, after = self.extend(x[:, None], state)
+        return out[:, 0], after
 
     def initial_state(
         self, batch_size: int, device: torch.device, dtype: torch.dtype = torch.float32
     ) -> MixerState:
-        """Empty `keys` and `values`, `[B, KV, capacity, hd]`, and the number of tokens in them."""
-        empty = torch.empty(batch_size, self.kv_heads, 0, self.head_dim, device=device, dtype=dtype)
-        length = torch.zeros((), dtype=torch.int64)
-        return {"keys": empty, "values": empty.clone(), "length": length}
+        """An empty cache; see `models.kv_cache`."""
+        shape = (batch_size, self.kv_heads, self.head_dim)
+        return empty_cache(shape, self.window, device, dtype)
 
     @property
     def kernel_impl(self) -> str:
@@ -104,13 +95,18 @@ class Softmax(Mixer):
         return "sdpa"
 
     def kv_bytes_per_token(self, dtype: torch.dtype = torch.float32) -> int:
-        """A key and a value for every key-value head."""
+        """A key and a value for every key-value head; nothing where a window bounds them."""
+        if self.window is not None:
+            return 0
         return 2 * self.kv_heads * self.head_dim * dtype.itemsize
 
     def flops_per_token(self, seq_len: int) -> int:
-        """Projections, and scores and values over (seq_len + 1) / 2 tokens on average."""
+        """Projections, and scores and values of the tokens read, on average over positions."""
         matrices = self.in_proj.weight.numel() + self.out_proj.weight.numel()
-        return 2 * matrices + 2 * self.query_heads * self.head_dim * (seq_len + 1)
+        full = min(seq_len, self.window or seq_len)
+        # Tokens before the window is full read 1, 2, …, all later ones `full`.
+        reads = full * (full + 1) // 2 + (seq_len - full) * full
+        return 2 * matrices + 4 * self.query_heads * self.head_dim * reads // seq_len
 
     def _project(self, x: Tensor, offset: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k (turned) and v as `[B, heads, T, hd]`, and the logits of the output gate."""
@@ -137,21 +133,26 @@ class Softmax(Mixer):
             or self.tables[0].shape[0] < total
             or self.tables[0].device != device
         ):
-            positions = torch.arange(max(total, MIN_CACHE_TOKENS), device=device)
+            positions = torch.arange(max(total, MIN_CAPACITY), device=device)
             self.tables = rope_tables(positions, self.head_dim, base=self.rope_base)
         cos, sin = self.tables
         return cos[offset:total], sin[offset:total]
 
-    def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None = None,
-        *,
-        is_causal: bool = False,
-    ) -> Tensor:
-        """`[B, T, h * hd]` from q, k, v as `[B, heads, T, hd]`."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """`[B, T, h * hd]` from q, k, v as `[B, heads, T, hd]`; k and v may start before q."""
+        num_queries, num_keys = q.shape[2], k.shape[2]
+        is_windowed = self.window is not None and num_keys > self.window
+        mask: Tensor | None = None
+        is_causal = False
+        if num_queries > 1 and num_queries == num_keys and not is_windowed:
+            is_causal = True
+        elif num_queries > 1:
+            # How many tokens key j lies before query i; both end with the same token.
+            ages = torch.arange(num_queries, device=q.device)[:, None]
+            ages = ages + (num_keys - num_queries) - torch.arange(num_keys, device=q.device)
+            mask = ages >= 0
+            if self.window is not None:
+                mask &= ages < self.window
         out = F.scaled_dot_product_attention(
             q,
             k,
@@ -165,20 +166,3 @@ class Softmax(Mixer):
     def _finish(self, out: Tensor, gate: Tensor | None) -> Tensor:
         contribution: Tensor = self.out_proj(out if gate is None else out * gate.sigmoid())
         return contribution
-
-
-def _append(state: MixerState, k: Tensor, v: Tensor) -> MixerState:
-    """The cache with T more keys and values `[B, KV, T, hd]`; grown where they don't fit."""
-    length = int(state["length"])
-    total = length + k.shape[2]
-    caches = {}
-    for name, new in (("keys", k), ("values", v)):
-        cache = state[name]
-        if total > cache.shape[2]:
-            capacity = max(MIN_CACHE_TOKENS, 2 * cache.shape[2], total)
-            grown = cache.new_empty(*cache.shape[:2], capacity, cache.shape[3])
-            grown[:, :, :length] = cache[:, :, :length]
-            cache = grown
-        cache[:, :, length:total] = new
-        caches[name] = cache
-    return {**caches, "length": torch.tensor(total)}

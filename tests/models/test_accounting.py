@@ -27,10 +27,12 @@ from models.configs import (
     LinearConfig,
     MixerConfig,
     ModelConfig,
+    RoutingConfig,
     SoftmaxConfig,
 )
-from tests.models.small_models import CONFIGS, SMALL, VOCAB, build, draw_tokens
+from tests.models.small_models import CONFIGS, ROUTED_CONFIGS, SMALL, VOCAB, build, draw_tokens
 
+UNROUTED = {name: config for name, config in CONFIGS.items() if config.routing.kind == "none"}
 every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 
 # The head layouts of arXiv 2607.07953 at 350M, 1.3B and 3B.
@@ -181,10 +183,11 @@ def test_counted_state_is_what_is_allocated(config: ModelConfig, dtype: torch.dt
     model, length = build(config), 5
     with torch.no_grad(), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         _, state = model.extend(draw_tokens(2, length), model.initial_state(2, dtype))
+    is_windowed = config.softmax is not None and config.softmax.window is not None
     fixed = growing = 0
     for layer in state:
         for name, tensor in layer.items():
-            if name in ("keys", "values"):
+            if name in ("keys", "values") and not is_windowed:
                 growing += tensor[:, :, :length].numel() * tensor.element_size()
             elif tensor.is_floating_point():
                 fixed += tensor.nbytes
@@ -242,7 +245,7 @@ def test_every_rule_at_350m_holds_as_many_numbers(mixer: MixerConfig) -> None:
     assert recurrent_memory_numbers(paper_model(mixer, 1, 2816, heads)) == 32_768
 
 
-@every_config
+@pytest.mark.parametrize("config", UNROUTED.values(), ids=UNROUTED.keys())
 @pytest.mark.parametrize("length", [1, 64])
 def test_counted_flops_are_those_of_the_modules(config: ModelConfig, length: int) -> None:
     model = build(config)
@@ -262,9 +265,9 @@ def test_counted_matrix_flops_are_those_that_torch_counts(config: ModelConfig) -
     measured = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
     expected = 2 * VOCAB * config.d_model
     for block in model.blocks:
-        matrices = [p for p in block.parameters() if p.ndim == 2]
-        filters = [p for name, p in block.named_parameters() if name.endswith("conv.weight")]
-        expected += 2 * sum(p.numel() for p in matrices) - 2 * sum(p.numel() for p in filters)
+        for name, parameter in block.named_parameters():
+            if parameter.ndim == 2 and not name.endswith(("conv.weight", "gamma")):
+                expected += 2 * parameter.numel()
     assert measured == tokens.numel() * expected
 
 
@@ -277,6 +280,25 @@ def test_counted_softmax_flops_are_those_that_torch_counts_for_one_token() -> No
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         build(config)(draw_tokens(1, 1))
     assert counter.get_total_flops() == forward_flops_per_token(config, VOCAB, 1)
+
+
+@pytest.mark.parametrize("config", ROUTED_CONFIGS.values(), ids=ROUTED_CONFIGS.keys())
+def test_counted_routing_flops_are_its_matrices_and_its_second_reads(config: ModelConfig) -> None:
+    plain = dataclasses.replace(config, routing=RoutingConfig())
+    found = forward_flops_per_token(config, VOCAB, 9) - forward_flops_per_token(plain, VOCAB, 9)
+    info = build(config).parameter_info()
+    expected = sum(
+        2 * parameter.numel()
+        for name, parameter in build(config).named_parameters()
+        if info[name].role == "routing_matrix" and not name.endswith("gamma")
+    )
+    if config.routing.residual != "written":
+        # Two memory layers read 4 value heads of 8 × 12 again.
+        expected += 2 * 4 * 4 * 8 * 12
+    if config.routing.has_attention_residuals:
+        # Six queries over 2 to 7 sources of width 24, a score and a share each.
+        expected += (2 + 3 + 4 + 5 + 6 + 7) * 4 * 24
+    assert found == expected
 
 
 def test_rule_flops_by_hand() -> None:

@@ -10,7 +10,15 @@ from models.configs import MIXER_CONFIGS, ModelConfig
 from models.generate import snapshot
 from models.lm import LanguageModel, build_model
 from models.mixer import ROLES
-from tests.models.small_models import CONFIGS, SMALL, VOCAB, build, draw_tokens, relative_rms
+from tests.models.small_models import (
+    CONFIGS,
+    SMALL,
+    VOCAB,
+    build,
+    build_moved,
+    draw_tokens,
+    relative_rms,
+)
 
 # Float32 sums in another order; the chunked forms are held to the float64 loop in tests/kernels.
 FLOAT32_TOLERANCE = 1e-5
@@ -22,7 +30,7 @@ every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.k
 
 @every_config
 def test_a_later_token_leaves_earlier_logits_bit_equal(config: ModelConfig) -> None:
-    model, tokens = build(config), draw_tokens()
+    model, tokens = build_moved(config), draw_tokens()
     changed = tokens.clone()
     changed[:, 13] = (changed[:, 13] + 1) % VOCAB
     with torch.no_grad():
@@ -34,14 +42,14 @@ def test_a_later_token_leaves_earlier_logits_bit_equal(config: ModelConfig) -> N
 
 @every_config
 def test_a_row_alone_equals_the_row_in_a_batch(config: ModelConfig) -> None:
-    model, tokens = build(config), draw_tokens()
+    model, tokens = build_moved(config), draw_tokens()
     with torch.no_grad():
         assert relative_rms(model(tokens[1:]), model(tokens)[1:]) < FLOAT32_TOLERANCE
 
 
 @every_config
 def test_token_by_token_equals_the_whole_sequence(config: ModelConfig) -> None:
-    model, tokens = build(config), draw_tokens()
+    model, tokens = build_moved(config), draw_tokens()
     with torch.no_grad():
         expected = model(tokens)
         state, logits = model.initial_state(2), []
@@ -54,7 +62,7 @@ def test_token_by_token_equals_the_whole_sequence(config: ModelConfig) -> None:
 @every_config
 def test_a_sequence_read_in_pieces_equals_the_whole(config: ModelConfig) -> None:
     """Pieces of 8, 1 and 7 tokens at once, then one by one from the state in mid-sequence."""
-    model, tokens = build(config), draw_tokens()
+    model, tokens = build_moved(config), draw_tokens()
     with torch.no_grad():
         expected = model(tokens)
         state = model.initial_state(2)
@@ -68,9 +76,13 @@ def test_a_sequence_read_in_pieces_equals_the_whole(config: ModelConfig) -> None
 
 @every_config
 def test_gradients_reach_every_parameter(config: ModelConfig) -> None:
-    model, tokens = build(config), draw_tokens()
+    model, tokens = build_moved(config), draw_tokens()
     model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
     for name, parameter in model.named_parameters():
+        if name == "blocks.0.injection.gamma":
+            # The lowest memory layer has no error below it to inject.
+            assert parameter.grad is None
+            continue
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
         assert parameter.grad.abs().max() > 0, name
@@ -78,7 +90,7 @@ def test_gradients_reach_every_parameter(config: ModelConfig) -> None:
 
 @every_config
 def test_parameter_info_covers_every_parameter(config: ModelConfig) -> None:
-    model = build(config)
+    model = build_moved(config)
     info = model.parameter_info()
     assert list(info) == [name for name, _ in model.named_parameters()]
     for name, parameter in model.named_parameters():
@@ -89,7 +101,7 @@ def test_parameter_info_covers_every_parameter(config: ModelConfig) -> None:
 
 @every_config
 def test_the_loss_is_the_mean_cross_entropy_of_the_logits(config: ModelConfig) -> None:
-    model, tokens = build(config), draw_tokens()
+    model, tokens = build_moved(config), draw_tokens()
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     with torch.no_grad():
         expected = F.cross_entropy(model(inputs).transpose(1, 2), targets, reduction="none")
@@ -103,7 +115,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_logits(config: ModelConfig) -
 
 @every_config
 def test_bfloat16_autocast_stays_near_float32(config: ModelConfig) -> None:
-    model, tokens = build(config), draw_tokens()
+    model, tokens = build_moved(config), draw_tokens()
     expected = model(tokens).detach()
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(tokens)
@@ -113,6 +125,8 @@ def test_bfloat16_autocast_stays_near_float32(config: ModelConfig) -> None:
     assert loss.dtype == torch.float32
     assert relative_rms(logits.detach().float(), expected) < BFLOAT16_TOLERANCE
     for name, parameter in model.named_parameters():
+        if name == "blocks.0.injection.gamma":
+            continue
         assert parameter.grad is not None, name
         assert parameter.grad.dtype == torch.float32, name
         assert torch.isfinite(parameter.grad).all(), name
@@ -120,7 +134,7 @@ def test_bfloat16_autocast_stays_near_float32(config: ModelConfig) -> None:
 
 @every_config
 def test_bfloat16_decoding_has_bfloat16_caches_and_float32_memory(config: ModelConfig) -> None:
-    model, tokens = build(config), draw_tokens()
+    model, tokens = build_moved(config), draw_tokens()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         expected = model(tokens)[:, -1].float()
         _, state = model.extend(tokens[:, :-1], model.initial_state(2, torch.bfloat16))
@@ -140,7 +154,7 @@ def test_two_builds_of_one_seed_are_bit_equal(config: ModelConfig) -> None:
     ):
         assert torch.equal(a, b), name
         assert torch.isfinite(a).all(), name
-        if a.ndim == 2:
+        if a.ndim == 2 and not first.parameter_info()[name].role.startswith("routing"):
             assert not torch.equal(a, c), name
 
 
@@ -196,11 +210,12 @@ def test_the_served_implementation_has_a_name(name: str, impl: str, expected: st
     assert build(dataclasses.replace(CONFIGS[name], impl=impl)).kernel_impl == expected
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if not name.startswith("softmax")])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "softmax" not in name])
 def test_implementations_agree(name: str) -> None:
     tokens = draw_tokens(length=70)
     chunked, reference = (
-        build(dataclasses.replace(CONFIGS[name], impl=impl)) for impl in ("chunked", "reference")
+        build_moved(dataclasses.replace(CONFIGS[name], impl=impl))
+        for impl in ("chunked", "reference")
     )
     with torch.no_grad():
         assert relative_rms(chunked(tokens), reference(tokens)) < FLOAT32_TOLERANCE

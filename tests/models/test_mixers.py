@@ -229,9 +229,7 @@ def test_softmax_options_are_their_equations(gate: bool, norm: bool) -> None:  #
         assert relative_rms(mixer(x), expected_softmax(mixer, x)) < TOLERANCE
 
 
-@pytest.mark.parametrize(
-    "options", [c for c in MIXER_CONFIGS.values() if issubclass(c, DecayConfig)]
-)
+@pytest.mark.parametrize("options", [GatedDeltaNetConfig, KimiDeltaConfig, GatedDeltaNet2Config])
 @pytest.mark.parametrize("dt_init", ["loguniform", "ones"])
 def test_every_gated_rule_starts_its_decay_as_asked(
     options: type[DecayConfig], dt_init: str
