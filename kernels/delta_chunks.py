@@ -64,7 +64,9 @@ class _DeltaChunks(torch.autograd.Function):
         active: Sequence[int],
     ) -> tuple[Tensor, Tensor, Tensor]:
         V, K = targets.shape[-1], erase_keys.shape[-1]
-        right = torch.cat([targets, erase_keys], -1)
+        # Columns lie together, which is the order that the solver works in.
+        right = targets.new_empty(len(targets), V + K, targets.shape[1]).mT
+        right[..., :V], right[..., V:] = targets, erase_keys
         solved = _unit_triangular_solve(erase, right, upper=False)
         values, keys = solved.split((V, K), -1)
         updates, forgotten = (write_keys.mT @ solved).split((V, K), -1)
