@@ -32,7 +32,7 @@ import triton.language as tl
 
 from kernels.intervals import (
     add_interval_grads,
-    interval_decay,
+    interval_sums,
     is_later,
     separated,
     split_log_decay,
@@ -225,7 +225,9 @@ def channel_delta_value_grads_kernel(
             b_qpart += tl.sum(b_dO * b_o, 1)
             b_kpart += tl.sum(b_dY * (2.0 * b_R - b_w * b_v), 1)
             if HAS_RESIDUAL:
-                b_dRo = tl.load(d_residual + first * V + at_v, mask=m_tile, other=0.0).to(tl.float32)
+                b_dRo = tl.load(d_residual + first * V + at_v, mask=m_tile, other=0.0).to(
+                    tl.float32
+                )
                 b_kpart -= tl.sum(b_R * b_dRo, 1)
 
     lower = rows[:, None] >= rows[None, :]
@@ -283,6 +285,8 @@ def channel_delta_key_grads_kernel(
     PACKED: tl.constexpr,
     UNIT: tl.constexpr,
     CHANNEL_GATES: tl.constexpr,
+    EXACT: tl.constexpr,
+    ONE_CUT_LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (chunks · HV · K / BK). dq, dk, dlog_decay and derase of one tile of channels.
@@ -333,20 +337,51 @@ def channel_delta_key_grads_kernel(
     at_mask = rows[:, None] * C + rows[None, :]
     b_g = tl.load(log_decay + first * K + at_k, mask=m_k, other=0.0)
     b_g, b_high, b_low = split_log_decay(b_g)
-    for level in tl.range(0, LEVELS, num_stages=2):
-        later = is_later(rows, level)[:, None]
-        pairs = separated(rows, level)
-        b_mask = tl.load(masks + level * C * C + at_mask)
-        b_E = interval_decay(b_mask, b_g, b_high, b_low, dtype == tl.float32, PRECISION)
-        b_x = (tl.where(later, b_q, b_k) * b_E).to(dtype)
-        b_read = tl.dot(tl.where(pairs, b_dP, 0.0).to(dtype), b_x, input_precision=PRECISION) * b_E
-        b_x = (tl.where(later, b_bk, b_k) * b_E).to(dtype)
-        b_erase = tl.dot(tl.where(pairs, b_dL, 0.0).to(dtype), b_x, input_precision=PRECISION) * b_E
-        b_dE = tl.where(later, b_q * b_read + b_bk * b_erase, b_k * (b_read + b_erase))
-        b_dq += tl.where(later, b_read, 0.0)
-        b_dbk += tl.where(later, b_erase, 0.0)
-        b_dk += tl.where(later, 0.0, b_read + b_erase)
-        b_dg = add_interval_grads(b_dg, b_mask, b_dE, dtype == tl.float32, PRECISION)
+    masks_t = masks + (LEVELS + 2) * C * C
+    at_cut = (LEVELS - 1) * C * C + at_mask
+    b_sum = interval_sums(tl.load(masks + at_cut), b_g, b_high, b_low, EXACT, PRECISION)
+    if tl.min(b_sum) >= ONE_CUT_LIMIT:
+        # as in the forward: one factor a row, relative to the middle of the chunk
+        later = is_later(rows, LEVELS - 1)[:, None]
+        b_sum = tl.where(later, b_sum, -b_sum)
+        b_E = tl.math.exp2(b_sum)
+        b_F = tl.math.exp2(-b_sum)
+        b_xq = (b_q * b_E).to(dtype)
+        b_xb = (b_bk * b_E).to(dtype)
+        b_xk = (b_k * b_F).to(dtype)
+        below = rows[:, None] > rows[None, :]
+        above = rows[:, None] < rows[None, :]
+        b_read = tl.dot(tl.where(below, b_dP, 0.0).to(dtype), b_xk, input_precision=PRECISION)
+        b_erase = tl.dot(tl.where(below, b_dL, 0.0).to(dtype), b_xk, input_precision=PRECISION)
+        b_col = tl.dot(tl.where(above, b_dP, 0.0).to(dtype), b_xq, input_precision=PRECISION)
+        b_col = tl.dot(tl.where(above, b_dL, 0.0).to(dtype), b_xb, b_col, input_precision=PRECISION)
+        # A pair adds one number to its row and takes the same from its column: from the rounded
+        # factors both are the same product, so nothing is left where the sums below cancel.
+        b_dsum = b_xq.to(tl.float32) * b_read + b_xb.to(tl.float32) * b_erase
+        b_dsum -= b_xk.to(tl.float32) * b_col
+        b_dsum = tl.where(later, b_dsum, -b_dsum)
+        b_dg = add_interval_grads(b_dg, tl.load(masks_t + at_cut), b_dsum, EXACT, PRECISION)
+        b_dq = b_read * b_E
+        b_dbk = b_erase * b_E
+        b_dk = b_col * b_F
+    else:
+        for level in range(LEVELS):
+            at_level = level * C * C + at_mask
+            later = is_later(rows, level)[:, None]
+            pairs = separated(rows, level)
+            b_mask = tl.load(masks + at_level)
+            b_E = tl.math.exp2(interval_sums(b_mask, b_g, b_high, b_low, EXACT, PRECISION))
+            b_A = tl.where(pairs, b_dP, 0.0).to(dtype)
+            b_x = (tl.where(later, b_q, b_k) * b_E).to(dtype)
+            b_read = tl.dot(b_A, b_x, input_precision=PRECISION) * b_E
+            b_A = tl.where(pairs, b_dL, 0.0).to(dtype)
+            b_x = (tl.where(later, b_bk, b_k) * b_E).to(dtype)
+            b_erase = tl.dot(b_A, b_x, input_precision=PRECISION) * b_E
+            b_dsum = tl.where(later, b_q * b_read + b_bk * b_erase, b_k * (b_read + b_erase))
+            b_dq += tl.where(later, b_read, 0.0)
+            b_dbk += tl.where(later, b_erase, 0.0)
+            b_dk += tl.where(later, 0.0, b_read + b_erase)
+            b_dg = add_interval_grads(b_dg, tl.load(masks_t + at_level), b_dsum, EXACT, PRECISION)
 
     # the pairs of a token with itself have no decay between them
     b_self = tl.load(d_diagonal + at_row, mask=m, other=0.0)
@@ -374,16 +409,18 @@ def channel_delta_key_grads_kernel(
         b_RdS = tl.dot(b_R, tl.trans(b_dS), b_RdS, input_precision=PRECISION)
         b_dtotal += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
 
-    b_mask = tl.load(masks + LEVELS * C * C + at_mask)
-    b_G = interval_decay(b_mask, b_g, b_high, b_low, dtype == tl.float32, PRECISION)
+    at_level = LEVELS * C * C + at_mask
+    b_sum = interval_sums(tl.load(masks + at_level), b_g, b_high, b_low, EXACT, PRECISION)
+    b_G = tl.math.exp2(b_sum)
     b_dOS *= b_G * scale
     b_dYS *= -b_G
-    b_dE = b_q * b_dOS + b_bk * b_dYS
-    b_dg = add_interval_grads(b_dg, b_mask, b_dE, dtype == tl.float32, PRECISION)
-    b_mask = tl.load(masks + (LEVELS + 1) * C * C + at_mask)
-    b_rest = interval_decay(b_mask, b_g, b_high, b_low, dtype == tl.float32, PRECISION)
-    b_RdS *= b_rest
-    b_dg = add_interval_grads(b_dg, b_mask, b_k * b_RdS, dtype == tl.float32, PRECISION)
+    b_dsum = b_q * b_dOS + b_bk * b_dYS
+    b_dg = add_interval_grads(b_dg, tl.load(masks_t + at_level), b_dsum, EXACT, PRECISION)
+    at_level = (LEVELS + 1) * C * C + at_mask
+    b_sum = interval_sums(tl.load(masks + at_level), b_g, b_high, b_low, EXACT, PRECISION)
+    b_RdS *= tl.math.exp2(b_sum)
+    b_dsum = b_k * b_RdS
+    b_dg = add_interval_grads(b_dg, tl.load(masks_t + at_level), b_dsum, EXACT, PRECISION)
     at_decay = (i_chunk * HV + i_hv) * K + o_k
     b_dtotal *= tl.load(chunk_decay + at_decay, mask=o_k < K, other=0.0)
     b_dg += b_dtotal[None, :]

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from kernels.intervals import (
-    interval_decay,
+    interval_sums,
     is_later,
     separated_below,
     split_log_decay,
@@ -77,6 +77,8 @@ def channel_delta_prepare_kernel(
     PACKED: tl.constexpr,
     UNIT: tl.constexpr,
     CHANNEL_GATES: tl.constexpr,
+    EXACT: tl.constexpr,
+    ONE_CUT_LIMIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (chunks · HV). All that the scans need of q, k, log_decay and erase, chunk by chunk."""
@@ -124,21 +126,33 @@ def channel_delta_prepare_kernel(
         b_diagonal += tl.sum(b_q * b_k, 1)
 
         b_g, b_high, b_low = split_log_decay(b_g)
-        for level in tl.range(0, LEVELS, num_stages=2):
-            later = is_later(rows, level)[:, None]
-            pairs = separated_below(rows, level)
-            b_mask = tl.load(masks + level * C * C + at_mask)
-            b_E = interval_decay(b_mask, b_g, b_high, b_low, dtype == tl.float32, PRECISION)
-            # rows behind a cut are queries of their level, rows before it keys; one tile holds both
-            b_x = (tl.where(later, b_q, b_k) * b_E).to(dtype)
-            b_P += tl.where(pairs, tl.dot(b_x, tl.trans(b_x), input_precision=PRECISION), 0.0)
-            b_x = (tl.where(later, b_bk, b_k) * b_E).to(dtype)
-            b_L += tl.where(pairs, tl.dot(b_x, tl.trans(b_x), input_precision=PRECISION), 0.0)
+        b_mask = tl.load(masks + (LEVELS - 1) * C * C + at_mask)
+        b_sum = interval_sums(b_mask, b_g, b_high, b_low, EXACT, PRECISION)
+        if tl.min(b_sum) >= ONE_CUT_LIMIT:
+            # relative to the middle of the chunk; what lies above the diagonal is dropped below
+            b_sum = tl.where(is_later(rows, LEVELS - 1)[:, None], b_sum, -b_sum)
+            b_E = tl.math.exp2(b_sum)
+            b_x = tl.trans((b_k * tl.math.exp2(-b_sum)).to(dtype))
+            b_P = tl.dot((b_q * b_E).to(dtype), b_x, b_P, input_precision=PRECISION)
+            b_L = tl.dot((b_bk * b_E).to(dtype), b_x, b_L, input_precision=PRECISION)
+        else:
+            for level in range(LEVELS):
+                later = is_later(rows, level)[:, None]
+                pairs = separated_below(rows, level)
+                b_mask = tl.load(masks + level * C * C + at_mask)
+                b_E = tl.math.exp2(interval_sums(b_mask, b_g, b_high, b_low, EXACT, PRECISION))
+                # rows behind a cut are queries there, rows before it keys; one tile holds both
+                b_x = (tl.where(later, b_q, b_k) * b_E).to(dtype)
+                b_x = tl.dot(b_x, tl.trans(b_x), input_precision=PRECISION)
+                b_P += tl.where(pairs, b_x, 0.0)
+                b_x = (tl.where(later, b_bk, b_k) * b_E).to(dtype)
+                b_x = tl.dot(b_x, tl.trans(b_x), input_precision=PRECISION)
+                b_L += tl.where(pairs, b_x, 0.0)
 
         b_mask = tl.load(masks + LEVELS * C * C + at_mask)
-        b_G = interval_decay(b_mask, b_g, b_high, b_low, dtype == tl.float32, PRECISION)
+        b_G = tl.math.exp2(interval_sums(b_mask, b_g, b_high, b_low, EXACT, PRECISION))
         b_mask = tl.load(masks + (LEVELS + 1) * C * C + at_mask)
-        b_rest = interval_decay(b_mask, b_g, b_high, b_low, dtype == tl.float32, PRECISION)
+        b_rest = tl.math.exp2(interval_sums(b_mask, b_g, b_high, b_low, EXACT, PRECISION))
         tl.store(q_read + first * K + at_k, (b_q * b_G * scale).to(dtype), mask=m_k)
         tl.store(k_erase + first * K + at_k, (b_bk * b_G).to(dtype), mask=m_k)
         tl.store(k_write + first * K + at_k, (b_k * b_rest).to(dtype), mask=m_k)
@@ -147,7 +161,10 @@ def channel_delta_prepare_kernel(
         m_decay = (rows == C - 1)[:, None] & (o_k < K)[None, :]
         tl.store(chunk_decay + at_decay, b_G, mask=m_decay)
 
-    b_P = (b_P + tl.where(rows[:, None] == rows[None, :], b_diagonal[:, None], 0.0)) * scale
+    below = rows[:, None] > rows[None, :]
+    b_diagonal = tl.where(rows[:, None] == rows[None, :], b_diagonal[:, None], 0.0)
+    b_P = tl.where(below, b_P, b_diagonal) * scale
+    b_L = tl.where(below, b_L, 0.0)
     at_c = rows[:, None] * (HV * C) + rows[None, :]
     tl.store(scores + first * C + at_c, b_P.to(scores.dtype.element_ty), mask=m[:, None])
     b_M = unit_lower_inverse(b_L, rows, LEVELS, PRECISION)

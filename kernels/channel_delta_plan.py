@@ -53,8 +53,10 @@ def tiles(dtype: torch.dtype, key_dim: int, value_dim: int) -> Tiles:
     if dtype == torch.float32:
         return Tiles(min(32, key), 64, 8, 1, 8, "tf32x3")
     if key_dim <= 64:
-        return Tiles(key, 64, 4, 3, 8, "tf32")
-    return Tiles(key, 64, 4 if key_dim <= 128 else 8, 2 if key_dim <= 128 else 1, 8, "tf32")
+        return Tiles(min(32, key), 64, 4, 2, 4, "tf32")
+    return Tiles(
+        min(32, key), 64, 4 if key_dim <= 128 else 8, 2 if key_dim <= 128 else 1, 4, "tf32"
+    )
 
 
 def power_of_two(size: int) -> int:

@@ -23,8 +23,11 @@ from kernels.channel_delta_plan import (
     tables,
     tiles,
 )
-from kernels.intervals import CHUNK, LEVELS, interval_masks
+from kernels.intervals import CHUNK, LEVELS, ONE_CUT_LIMITS, interval_masks
 from kernels.launch import is_interpreted
+
+JOIN_BLOCK_V = 16
+"""Value columns of a program that joins segments: few, since its steps wait for each other."""
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -162,6 +165,8 @@ def _prepare(
         PACKED=located.chunks is not None,
         UNIT=call.unit,
         CHANNEL_GATES=call.channel_gates,
+        EXACT=q.dtype == torch.float32,
+        ONE_CUT_LIMIT=ONE_CUT_LIMITS[q.dtype],
         PRECISION=call.tiles.precision,
         num_warps=call.tiles.token_warps,
         num_stages=1,
@@ -234,7 +239,9 @@ def _join(
 ) -> Tensor:
     """The memory entering every segment, or the gradient of the memory after it."""
     entering = torch.empty_like(summary)
-    forward_kernels.channel_delta_join_kernel[(call.plan.sequences * call.HV * call.tiles_v,)](
+    forward_kernels.channel_delta_join_kernel[
+        (call.plan.sequences * call.HV * triton.cdiv(call.V, JOIN_BLOCK_V),)
+    ](
         transition=transition,
         summary=summary,
         state=state,
@@ -246,11 +253,11 @@ def _join(
         K=call.K,
         V=call.V,
         BK=min(64, power_of_two(call.K)),
-        BV=call.tiles.value,
+        BV=JOIN_BLOCK_V,
         PACKED=located.sequences is not None,
         HAS_STATE=state is not None,
         REVERSE=reverse,
-        num_warps=8,
+        num_warps=4,
     )
     return entering
 
@@ -552,6 +559,8 @@ def channel_delta_backward(
         PACKED=located.chunks is not None,
         UNIT=unit,
         CHANNEL_GATES=call.channel_gates,
+        EXACT=q.dtype == torch.float32,
+        ONE_CUT_LIMIT=ONE_CUT_LIMITS[q.dtype],
         PRECISION=call.tiles.precision,
         num_warps=call.tiles.token_warps,
         num_stages=1,

@@ -18,9 +18,14 @@ Which tokens a row's sum at a level holds is a 0/1 matrix (`interval_masks`). Th
 product with the log decays; the gradient of the log decays is the product of its transpose with the
 gradient of the sums. Tensor cores do both.
 
+Where a chunk forgets little, one cut is enough: relative to the middle of the chunk every row has a
+factor 2^D and its inverse, and the product of the query's factor and the key's inverse is right for
+all pairs j < i on either side, as long as neither factor leaves the range of floats. A tile of
+channels whose sums stay above `one_cut_limit` goes that way, with one product for all pairs; the
+others go through the tree. Which way a tile goes depends on its own decays alone.
+
 Chunk-wise kernels elsewhere (fla, FlashKDA) anchor blocks of 16 rows, which needs a bounded decay
-or a pairwise loop on the diagonal blocks; the tree needs neither. Its price is six products instead
-of two or three.
+or a pairwise loop on the diagonal blocks.
 """
 
 from functools import lru_cache
@@ -39,12 +44,21 @@ LEVELS = 6
 """Levels of cuts in a chunk, log2 of `CHUNK`."""
 
 
+ONE_CUT_LIMITS = {torch.bfloat16: -100.0, torch.float16: -6.0, torch.float32: -16.0}
+"""Least sum of base-2 log decay between a row and the middle of its chunk for one cut to serve.
+
+A factor reaches 2^100 in bfloat16, whose range is that of float32; float16 would lose digits below
+2^-14; in float32 the difference of two sums of 16 is wrong by 1e-6, which is what is wanted there.
+"""
+
+
 @lru_cache(maxsize=16)
 def interval_masks(device: torch.device) -> Tensor:
-    """Which tokens each row's sum holds: bfloat16 0/1 [LEVELS + 2, C, C], [level, row, token].
+    """Which tokens each row's sum holds: bfloat16 0/1 [2, LEVELS + 2, C, C].
 
-    Behind a cut these are the row itself and those between it and the cut, before a cut those after
-    the row. The last two matrices are for the chunk as a whole: all tokens up to the row, and all
+    The first half is [level, row, token], the second its transpose [level, token, row]. Behind a
+    cut a row's sum holds the row itself and those between it and the cut, before a cut those after
+    the row. The last two levels are for the chunk as a whole: all tokens up to the row, and all
     after it. Equal on every call, so one copy is kept for each device.
     """
     token = torch.arange(CHUNK, device=device)
@@ -54,7 +68,8 @@ def interval_masks(device: torch.device) -> Tensor:
         half = token >> level
         behind = (half & 1 == 1)[:, None]
         masks.append(torch.where(behind, until, ~until) & (half[:, None] == half[None, :]))
-    return torch.stack([*masks, until, ~until]).to(torch.bfloat16)
+    stacked = torch.stack([*masks, until, ~until])
+    return torch.stack([stacked, stacked.mT]).to(torch.bfloat16)
 
 
 @triton.jit
@@ -96,24 +111,23 @@ def split_log_decay(log_decay):
 
 
 @triton.jit
-def interval_decay(b_mask, b_g, b_high, b_low, EXACT: tl.constexpr, PRECISION: tl.constexpr):
-    """exp of the sums of log decay that the rows of a mask hold: float32 in [0, 1]."""
+def interval_sums(b_mask, b_g, b_high, b_low, EXACT: tl.constexpr, PRECISION: tl.constexpr):
+    """The base-2 log decay that the rows of a mask sum up: float32, at most 0."""
     if EXACT:
         b_sum = tl.dot(b_mask.to(tl.float32), b_g, input_precision=PRECISION)
     else:
         b_sum = tl.dot(b_mask, b_high)
         b_sum = tl.dot(b_mask, b_low, b_sum)
-    return tl.math.exp2(b_sum)
+    return b_sum
 
 
 @triton.jit
-def add_interval_grads(b_dg, b_mask, b_dE, EXACT: tl.constexpr, PRECISION: tl.constexpr):
-    """`b_dg` and the gradient that the log decays get from sums with the gradient `b_dE`."""
+def add_interval_grads(b_dg, b_mask_t, b_dsum, EXACT: tl.constexpr, PRECISION: tl.constexpr):
+    """`b_dg` and what log decays get from sums with the gradient `b_dsum`; a transposed mask."""
     if EXACT:
-        mask = tl.trans(b_mask.to(tl.float32))
-        b_dg = tl.dot(mask, b_dE, b_dg, input_precision=PRECISION)
+        b_dg = tl.dot(b_mask_t.to(tl.float32), b_dsum, b_dg, input_precision=PRECISION)
     else:
-        b_dg = tl.dot(tl.trans(b_mask), b_dE.to(tl.bfloat16), b_dg)
+        b_dg = tl.dot(b_mask_t, b_dsum.to(tl.bfloat16), b_dg)
     return b_dg
 
 
