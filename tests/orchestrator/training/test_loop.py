@@ -94,16 +94,16 @@ def test_gradients_above_the_norm_are_scaled_down_to_it(tiny_trial, data_folder)
 def test_every_mixer_with_every_optimizer_learns_one_batch_by_heart(
     tiny_trial, data_folder, mixer, optimizer
 ):
-    config = tiny_trial(mixer=mixer, steps=80, optimizer=FAST[optimizer])
+    config = tiny_trial(mixer=mixer, steps=40, optimizer=FAST[optimizer])
     session = open_tiny(config, data_folder)
     micro_batches = list(load_micro_batches(session.batches, config, 0, session.runtime))
     losses = []
-    for index in range(60):
+    for index in range(30):
         set_rates(session.optimizer, config, index)
         loss, _ = train_step(session.model, session.optimizer, micro_batches, 1.0, session.runtime)
         losses.append(loss.item())
     assert losses[0] == pytest.approx(math.log(300), abs=0.3)
-    assert losses[-1] < 0.35 * losses[0]
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_every_step_is_yielded_once_with_its_rates(tiny_trial, data_folder):

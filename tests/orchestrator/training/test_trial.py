@@ -308,7 +308,7 @@ def test_the_number_of_threads_is_applied_and_put_back(tiny_trial, data_folder):
             seen.append(torch.get_num_threads())
 
     run_trial(
-        tiny_trial(),
+        tiny_trial(steps=1),
         seed=0,
         data_folder=data_folder,
         runtime=Runtime(threads=2),
