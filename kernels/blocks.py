@@ -87,7 +87,16 @@ def summed_decay_torch(log_decay: Tensor, chunk: int) -> Tensor:
 
 
 @triton.jit
-def unit_lower_inverse(b_lower, C: tl.constexpr, PRECISION: tl.constexpr):
+def diagonal_blocks(b_x, C: tl.constexpr):
+    """The 16 × 16 blocks on the diagonal of a float32 [C, C]: [C / 16, 16, 16]."""
+    N: tl.constexpr = C // 16
+    o_n = tl.arange(0, N)
+    m_diagonal = (o_n[:, None] == o_n[None, :])[:, None, :, None]
+    return tl.sum(tl.where(m_diagonal, tl.reshape(b_x, [N, 16, N, 16]), 0.0), 2)
+
+
+@triton.jit
+def unit_lower_inverse(b_lower, b_blocks_t, C: tl.constexpr, PRECISION: tl.constexpr):
     """Inverse of I + the strictly lower triangle of `b_lower`, float32 [C, C]; C is 16, 32 or 64.
 
     The 16 × 16 blocks on the diagonal are inverted row by row, all at once. Two merges then use
@@ -97,6 +106,9 @@ def unit_lower_inverse(b_lower, C: tl.constexpr, PRECISION: tl.constexpr):
 
     Args:
         b_lower: float32 [C, C]; diagonal and upper triangle are ignored.
+        b_blocks_t: its diagonal blocks, each transposed, [C / 16, 16, 16]; diagonal and lower
+            triangle are ignored. A row of a block is needed as factors of rows, which it is as a
+            column of the transpose; the caller forms that for less than transposing costs.
         C: rows.
         PRECISION: `input_precision` of the merges: `tf32` where the inverse is rounded to 16 bit
             afterwards, else `tf32x3`.
@@ -106,19 +118,17 @@ def unit_lower_inverse(b_lower, C: tl.constexpr, PRECISION: tl.constexpr):
     o_c = tl.arange(0, C)
     o_n = tl.arange(0, N)
     o_b = tl.arange(0, B)
-    b_neg = tl.where(o_c[:, None] > o_c[None, :], -b_lower, 0.0)
-
     m_diagonal = (o_n[:, None] == o_n[None, :])[:, None, :, None]
-    b_x = tl.sum(tl.where(m_diagonal, tl.reshape(b_neg, [N, B, N, B]), 0.0), 2)
-    # Rows 0 and 1 of a unit lower triangular inverse are those of the negated matrix.
-    for i in range(2, B):
-        m_row = (o_b == i)[None, :, None]
-        b_row = tl.sum(tl.where(m_row, b_x, 0.0), 1)
-        b_row += tl.sum(b_row[:, :, None] * b_x, 1)
-        b_x = tl.where(m_row, b_row[:, None, :], b_x)
+    b_t = tl.where((o_b[:, None] < o_b[None, :])[None, :, :], -b_blocks_t, 0.0)
+    m_identity = (o_b[:, None] == o_b[None, :])[None, :, :]
+    b_x = tl.where(m_identity, 1.0, tl.zeros([N, B, B], tl.float32))
+    for i in range(1, B):
+        b_factor = tl.sum(tl.where((o_b == i)[None, None, :], b_t, 0.0), 2)
+        b_row = tl.sum(b_factor[:, :, None] * b_x, 1)
+        b_x += tl.where((o_b == i)[None, :, None], b_row[:, None, :], 0.0)
 
     b_inverse = tl.reshape(tl.where(m_diagonal, b_x[:, :, None, :], 0.0), [C, C])
-    b_inverse += tl.where(o_c[:, None] == o_c[None, :], 1.0, 0.0)
+    b_neg = tl.where(o_c[:, None] > o_c[None, :], -b_lower, 0.0)
     if C > 16:
         m_pair = o_c[:, None] // 32 == o_c[None, :] // 32
         m_pair = m_pair & (o_c[:, None] // 16 > o_c[None, :] // 16)

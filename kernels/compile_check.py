@@ -64,6 +64,7 @@ class Launch:
         constants: compile-time constants, as (name, value); absent tensors are among them.
         warps: warps of a program.
         stages: pipeline stages outside of loops that name their own.
+        registers: most registers of a thread; None for what the compiler takes.
     """
 
     kernel: JITFunction
@@ -71,6 +72,7 @@ class Launch:
     constants: tuple[tuple[str, Any], ...]
     warps: int
     stages: int
+    registers: int | None
 
     @property
     def name(self) -> str:
@@ -148,7 +150,8 @@ def _launch(kernel: JITFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         else:
             types.append((name, "fp32" if isinstance(value, float) else "i32"))
     warps, stages = values.get("num_warps", 4), values.get("num_stages", 3)
-    return Launch(kernel, tuple(types), tuple(constants), warps, stages)
+    registers = values.get("maxnreg")
+    return Launch(kernel, tuple(types), tuple(constants), warps, stages, registers)
 
 
 def compile_launch(launch: Launch) -> Report:
@@ -167,7 +170,11 @@ def compile_launch(launch: Launch) -> Report:
     source = ASTSource(
         fn=launch.kernel, signature=signature, constexprs=constexprs, attrs=attributes
     )
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    options = {
+        "num_warps": launch.warps,
+        "num_stages": launch.stages,
+        "maxnreg": launch.registers,
+    }
     start = time.perf_counter()
     compiled = triton.compile(source, target=HOPPER, options=options)
     return _read(compiled, time.perf_counter() - start)

@@ -4,8 +4,9 @@ Equations, per sequence and value head, with G the log decay summed inside a chu
 the memory that enters the chunk:
 
     L_ij = β_i e^{G_i - G_j} k_i·k_j  (j < i)       P_ij = s e^{G_i - G_j} q_i·k_j  (j ≤ i)
-    M = (I + L)⁻¹                                   γ = e^{G_C}
-    R = M (β v - β e^G (k S))                       the residuals: what is written
+    M = (I + L)⁻¹ - I                               γ = e^{G_C}
+    Y = β v - β e^G (k S)
+    R = Y + M Y                                     the residuals: what is written
     o = s e^G (q S) + P R
     S' = γ S + kᵀ (e^{G_C - G} R)
 
@@ -15,7 +16,8 @@ vectors; the kernels read the raw ones and fold 1 / norm into factors per row.
 
 Source: the chunked form of Yang et al., "Parallelizing Linear Transformers with the Delta Rule"
 (arXiv 2406.06484, section 3.2) and "Gated Delta Networks" (arXiv 2412.06464, section 3.3). We
-differ: M is applied once, to β v - β e^G (k S), so that the published W and U tensors never exist.
+differ: the inverse is applied once, to Y, so that the published W and U tensors never exist, and its
+identity is kept apart, so that 16-bit products round only what Y is corrected by.
 
 Cost: the first kernel writes M, P and 20 bytes of factors per token and value head, the second
 walks the chunks with S in float32 registers and reads each input once per value block. For the
@@ -27,6 +29,7 @@ import triton.language as tl
 
 from kernels.blocks import (
     decay_between,
+    diagonal_blocks,
     first_chunk,
     locate_chunk,
     sequence_bounds,
@@ -80,15 +83,18 @@ def scalar_delta_prepare_kernel(
         return
     i_first, num_tokens = sequence_bounds(cu_seqlens, i_n, T, PACKED)
     i_row = i_first + i_c * C
+    i_gate = i_row * HV + i_h
+    i_key = (i_row * H + i_hk) * K
+    i_pair = i_gate * C
     o_c = tl.arange(0, C)
     o_k = tl.arange(0, BK)
     m_c = o_c < num_tokens - i_c * C
     m_ck = m_c[:, None] & (o_k < K)[None, :]
     o_ck = o_c[:, None] * (H * K) + o_k[None, :]
-    o_gate = i_row * HV + i_h + o_c * HV
+    o_gate = o_c * HV
 
-    b_q = tl.load(q + (i_row * H + i_hk) * K + o_ck, mask=m_ck, other=0.0)
-    b_k = tl.load(k + (i_row * H + i_hk) * K + o_ck, mask=m_ck, other=0.0)
+    b_q = tl.load(q + i_key + o_ck, mask=m_ck, other=0.0)
+    b_k = tl.load(k + i_key + o_ck, mask=m_ck, other=0.0)
     b_q_rstd = tl.full([C], 1.0, tl.float32)
     b_k_rstd = tl.full([C], 1.0, tl.float32)
     if NORMALIZE:
@@ -105,7 +111,7 @@ def scalar_delta_prepare_kernel(
     b_between = tl.full([C, C], 1.0, tl.float32)
     if HAS_DECAY:
         # Rows behind the end decay by nothing, so the last row holds the sum of the whole chunk.
-        b_log_decay = tl.load(log_decay + o_gate, mask=m_c, other=0.0)
+        b_log_decay = tl.load(log_decay + i_gate + o_gate, mask=m_c, other=0.0)
         b_sum = summed_decay(b_log_decay)
         b_total = tl.sum(tl.where(o_c == C - 1, b_sum, 0.0), 0)
         b_in = tl.math.exp2(b_sum.to(tl.float32))
@@ -114,18 +120,28 @@ def scalar_delta_prepare_kernel(
         tl.store(chunk_decay + i_chunk * HV + i_h, tl.math.exp2(b_total.to(tl.float32)))
     m_causal = (o_c[:, None] >= o_c[None, :]) & m_c[:, None]
     b_read = tl.where(m_causal, b_scores * b_between, 0.0)
-    o_cc = (i_row * HV + i_h) * C + o_c[:, None] * (HV * C) + o_c[None, :]
-    tl.store(read_matrix + o_cc, b_read.to(read_matrix.dtype.element_ty), mask=m_c[:, None])
-    tl.store(read_factor + o_gate, b_in * b_q_rstd * scale, mask=m_c)
-    tl.store(write_factor + o_gate, b_out * b_k_rstd, mask=m_c)
+    o_cc = o_c[:, None] * (HV * C) + o_c[None, :]
+    tl.store(
+        read_matrix + i_pair + o_cc, b_read.to(read_matrix.dtype.element_ty), mask=m_c[:, None]
+    )
+    tl.store(read_factor + i_gate + o_gate, b_in * b_q_rstd * scale, mask=m_c)
+    tl.store(write_factor + i_gate + o_gate, b_out * b_k_rstd, mask=m_c)
 
     if IS_DELTA:
-        b_beta = tl.load(beta + o_gate, mask=m_c, other=0.0).to(tl.float32)
-        tl.store(erase_factor + o_gate, b_beta * b_in * b_k_rstd, mask=m_c)
-        b_lower = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION) * b_between
-        b_lower *= (b_beta * b_k_rstd)[:, None] * b_k_rstd[None, :]
-        b_inverse = unit_lower_inverse(b_lower, C, PRECISION)
-        tl.store(inverse + o_cc, b_inverse.to(inverse.dtype.element_ty), mask=m_c[:, None])
+        b_beta = tl.load(beta + i_gate + o_gate, mask=m_c, other=0.0).to(tl.float32)
+        tl.store(erase_factor + i_gate + o_gate, b_in * b_k_rstd, mask=m_c)
+        b_gram = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
+        b_gram *= b_k_rstd[:, None] * b_k_rstd[None, :]
+        # The Gram matrix is symmetric, so its blocks serve the transpose of L as well.
+        b_blocks_t = diagonal_blocks(b_gram, C) * tl.reshape(b_beta, [C // 16, 1, 16])
+        if HAS_DECAY:
+            b_later = tl.reshape(b_sum, [C // 16, 1, 16])
+            b_blocks_t *= decay_between(b_later, tl.reshape(b_sum, [C // 16, 16, 1]))
+        b_lower = b_gram * b_between * b_beta[:, None]
+        b_inverse = unit_lower_inverse(b_lower, b_blocks_t, C, PRECISION)
+        # Without its diagonal of ones, which a product in 16 bit need not round.
+        b_inverse = tl.where(o_c[:, None] > o_c[None, :], b_inverse, 0.0)
+        tl.store(inverse + i_pair + o_cc, b_inverse.to(inverse.dtype.element_ty), mask=m_c[:, None])
 
 
 @triton.jit
@@ -184,28 +200,32 @@ def scalar_delta_segment_fwd_kernel(
     o_j = (i_v - BLOCKS_V) * BV + tl.arange(0, BV)
     m_v = o_v < V
     b_state = tl.where(o_k[:, None] == o_j[None, :], 1.0, 0.0)
+    o_ck = o_c[:, None] * (H * K) + o_k[None, :]
+    o_cv = o_c[:, None] * (HV * V) + o_v[None, :]
+    o_cc = o_c[:, None] * (HV * C) + o_c[None, :]
+    o_gate = o_c * HV
     for i_c in tl.range(
         i_s * segment, tl.minimum(i_s * segment + segment, num_chunks), num_stages=STAGES
     ):
         i_row = i_first + i_c * C
+        i_gate = i_row * HV + i_h
+        i_key = (i_row * H + i_hk) * K
+        i_value = i_gate * V
+        i_pair = i_gate * C
         m_c = o_c < num_tokens - i_c * C
         m_ck = m_c[:, None] & (o_k < K)[None, :]
         m_cv = m_c[:, None] & m_v[None, :]
-        o_ck = (i_row * H + i_hk) * K + o_c[:, None] * (H * K) + o_k[None, :]
-        o_cv = (i_row * HV + i_h) * V + o_c[:, None] * (HV * V) + o_v[None, :]
-        o_cc = (i_row * HV + i_h) * C + o_c[:, None] * (HV * C) + o_c[None, :]
-        o_gate = i_row * HV + i_h + o_c * HV
-        b_k = tl.load(k + o_ck, mask=m_ck, other=0.0)
-        b_v = tl.load(v + o_cv, mask=m_cv, other=0.0)
-        b_write = tl.load(write_factor + o_gate, mask=m_c, other=0.0)
+        b_k = tl.load(k + i_key + o_ck, mask=m_ck, other=0.0)
+        b_v = tl.load(v + i_value + o_cv, mask=m_cv, other=0.0)
+        b_write = tl.load(write_factor + i_gate + o_gate, mask=m_c, other=0.0)
         b_residual = b_v.to(tl.float32)
         if IS_DELTA:
-            b_inverse = tl.load(inverse + o_cc, mask=m_c[:, None], other=0.0)
-            b_beta = tl.load(beta + o_gate, mask=m_c, other=0.0).to(tl.float32)
-            b_erase = tl.load(erase_factor + o_gate, mask=m_c, other=0.0)
+            b_inverse = tl.load(inverse + i_pair + o_cc, mask=m_c[:, None], other=0.0)
+            b_beta = tl.load(beta + i_gate + o_gate, mask=m_c, other=0.0).to(tl.float32)
+            b_erase = tl.load(erase_factor + i_gate + o_gate, mask=m_c, other=0.0)
             b_seen = tl.dot(b_k, b_state.to(b_k.dtype), input_precision=PRECISION)
-            b_y = b_beta[:, None] * b_residual - b_erase[:, None] * b_seen
-            b_residual = tl.dot(b_inverse, b_y.to(b_k.dtype), input_precision=PRECISION)
+            b_y = b_beta[:, None] * (b_residual - b_erase[:, None] * b_seen)
+            b_residual = tl.dot(b_inverse, b_y.to(b_k.dtype), b_y, input_precision=PRECISION)
         if HAS_DECAY:
             b_state *= tl.load(chunk_decay + (i_chunk0 + i_c) * HV + i_h)
         b_written = (b_residual * b_write[:, None]).to(b_k.dtype)
@@ -284,43 +304,47 @@ def scalar_delta_fwd_kernel(
     b_state = tl.zeros([BK, BV], tl.float32)
     if HAS_START:
         b_state = tl.load(start + i_state * K * V + o_kv, mask=m_kv, other=0.0)
+    o_ck = o_c[:, None] * (H * K) + o_k[None, :]
+    o_cv = o_c[:, None] * (HV * V) + o_v[None, :]
+    o_cc = o_c[:, None] * (HV * C) + o_c[None, :]
+    o_gate = o_c * HV
     for i_c in tl.range(
         i_s * segment, tl.minimum(i_s * segment + segment, num_chunks), num_stages=STAGES
     ):
         i_row = i_first + i_c * C
+        i_gate = i_row * HV + i_h
+        i_key = (i_row * H + i_hk) * K
+        i_value = i_gate * V
+        i_pair = i_gate * C
         m_c = o_c < num_tokens - i_c * C
         m_ck = m_c[:, None] & (o_k < K)[None, :]
         m_cv = m_c[:, None] & m_v[None, :]
-        o_ck = (i_row * H + i_hk) * K + o_c[:, None] * (H * K) + o_k[None, :]
-        o_cv = (i_row * HV + i_h) * V + o_c[:, None] * (HV * V) + o_v[None, :]
-        o_cc = (i_row * HV + i_h) * C + o_c[:, None] * (HV * C) + o_c[None, :]
-        o_gate = i_row * HV + i_h + o_c * HV
-        b_k = tl.load(k + o_ck, mask=m_ck, other=0.0)
-        b_q = tl.load(q + o_ck, mask=m_ck, other=0.0)
-        b_v = tl.load(v + o_cv, mask=m_cv, other=0.0)
-        b_read_matrix = tl.load(read_matrix + o_cc, mask=m_c[:, None], other=0.0)
-        b_write = tl.load(write_factor + o_gate, mask=m_c, other=0.0)
-        b_read = tl.load(read_factor + o_gate, mask=m_c, other=0.0)
+        b_k = tl.load(k + i_key + o_ck, mask=m_ck, other=0.0)
+        b_q = tl.load(q + i_key + o_ck, mask=m_ck, other=0.0)
+        b_v = tl.load(v + i_value + o_cv, mask=m_cv, other=0.0)
+        b_read_matrix = tl.load(read_matrix + i_pair + o_cc, mask=m_c[:, None], other=0.0)
+        b_write = tl.load(write_factor + i_gate + o_gate, mask=m_c, other=0.0)
+        b_read = tl.load(read_factor + i_gate + o_gate, mask=m_c, other=0.0)
 
         # The operand copy of the memory; the running sum stays in float32.
         b_operand = b_state.to(b_k.dtype)
         if STORE_STATES:
-            o_state = ((i_chunk0 + i_c) * HV + i_h) * K * V
-            tl.store(states + o_state + o_kv, b_operand, mask=m_kv)
+            i_memory = ((i_chunk0 + i_c) * HV + i_h) * K * V
+            tl.store(states + i_memory + o_kv, b_operand, mask=m_kv)
         b_residual = b_v.to(tl.float32)
         if IS_DELTA:
-            b_inverse = tl.load(inverse + o_cc, mask=m_c[:, None], other=0.0)
-            b_beta = tl.load(beta + o_gate, mask=m_c, other=0.0).to(tl.float32)
-            b_erase = tl.load(erase_factor + o_gate, mask=m_c, other=0.0)
+            b_inverse = tl.load(inverse + i_pair + o_cc, mask=m_c[:, None], other=0.0)
+            b_beta = tl.load(beta + i_gate + o_gate, mask=m_c, other=0.0).to(tl.float32)
+            b_erase = tl.load(erase_factor + i_gate + o_gate, mask=m_c, other=0.0)
             b_seen = tl.dot(b_k, b_operand, input_precision=PRECISION)
-            b_y = b_beta[:, None] * b_residual - b_erase[:, None] * b_seen
-            b_residual = tl.dot(b_inverse, b_y.to(b_k.dtype), input_precision=PRECISION)
+            b_y = b_beta[:, None] * (b_residual - b_erase[:, None] * b_seen)
+            b_residual = tl.dot(b_inverse, b_y.to(b_k.dtype), b_y, input_precision=PRECISION)
             if STORE_RESIDUAL:
-                tl.store(residual + o_cv, b_residual.to(b_k.dtype), mask=m_cv)
+                tl.store(residual + i_value + o_cv, b_residual.to(b_k.dtype), mask=m_cv)
 
         b_out = tl.dot(b_q, b_operand, input_precision=PRECISION) * b_read[:, None]
         b_out = tl.dot(b_read_matrix, b_residual.to(b_k.dtype), b_out, input_precision=PRECISION)
-        tl.store(out + o_cv, b_out.to(out.dtype.element_ty), mask=m_cv)
+        tl.store(out + i_value + o_cv, b_out.to(out.dtype.element_ty), mask=m_cv)
 
         if HAS_DECAY:
             b_state *= tl.load(chunk_decay + (i_chunk0 + i_c) * HV + i_h)

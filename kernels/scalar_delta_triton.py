@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.scalar_delta_backward import (
+    scalar_delta_pairs_bwd_kernel,
     scalar_delta_state_bwd_kernel,
     scalar_delta_token_bwd_kernel,
 )
@@ -27,6 +28,7 @@ from kernels.tiles import (
     check_dtype,
     device_of,
     dot_precision,
+    pairs_tile,
     power_of_two,
     processors,
     scan_tile,
@@ -291,46 +293,56 @@ def scalar_delta_backward_op(
         q, v, log_decay, beta, chunks.count
     )
     d_y, d_states = torch.empty_like(v), torch.empty_like(states)
+    d_read, d_lower = torch.empty_like(read_matrix), torch.empty_like(inverse)
+    row_sums = torch.empty((4, B, T, HV), dtype=torch.float32, device=v.device)
     erase, write, read = factors.unbind()
-    tile = scan_tile(K, V, q.dtype)
-    blocks = -(-V // tile.block_v)
     shared = {
         **_shape_constants(q, v),
         "cu_seqlens": chunks.cu_seqlens,
         "chunk_offsets": chunks.chunk_offsets,
         "T": T,
-        "q": q,
         "k": k,
+        "beta": beta,
         "d_out": d_out,
-        "d_residual": d_residual,
         "d_y": d_y,
-        "d_states": d_states,
         "HAS_DECAY": log_decay is not None,
-        "HAS_D_RESIDUAL": d_residual is not None,
         "IS_DELTA": is_delta,
         "PACKED": chunks.is_packed,
         "PRECISION": dot_precision(q.dtype),
     }
-    scan = {
-        "read_matrix": read_matrix,
-        "inverse": inverse,
+    around = {
+        "q": q,
         "erase_factor": erase,
         "write_factor": write,
         "read_factor": read,
         "chunk_decay": chunk_decay,
+        "d_states": d_states,
+    }
+    residual_gradient = {"d_residual": d_residual, "HAS_D_RESIDUAL": d_residual is not None}
+    tile = scan_tile(K, V, q.dtype)
+    scan = {
+        "read_matrix": read_matrix,
+        "inverse": inverse,
         "BK": tile.block_k,
         "BV": tile.block_v,
         "SEGMENTS": segments,
         "STAGES": tile.stages,
         "num_warps": tile.warps,
+        **residual_gradient,
     }
-    grid = (chunks.count * segments * HV * blocks,)
+    grid = (chunks.count * segments * HV * -(-V // tile.block_v),)
     with device_of(q):
         start = d_final
         if segments > 1:
             local_end = v.new_empty((chunks.count, segments, HV, K, V), dtype=torch.float32)
             scalar_delta_state_bwd_kernel[grid](
-                start=None, end=local_end, HAS_START=False, STATE_ONLY=True, **shared, **scan
+                start=None,
+                end=local_end,
+                HAS_START=False,
+                STATE_ONLY=True,
+                **shared,
+                **around,
+                **scan,
             )
             start = join_segments(local_end, transition, d_final, reverse=True)
         scalar_delta_state_bwd_kernel[grid](
@@ -339,32 +351,53 @@ def scalar_delta_backward_op(
             HAS_START=start is not None,
             STATE_ONLY=False,
             **shared,
+            **around,
             **scan,
         )
-        tile = token_tile(K, V, q.dtype)
-        scalar_delta_token_bwd_kernel[(chunks.num_chunks * HV,)](
+        tokens = {
+            "residual": residual if is_delta else v,
+            "q_rstd": rstd[0],
+            "k_rstd": rstd[1],
+            "d_read": d_read,
+            "d_lower": d_lower,
+            "pair_decay": row_sums[0],
+            "pair_beta": row_sums[1],
+            "q_dot": row_sums[2],
+            "k_dot": row_sums[3],
+            "chunk_owners": chunks.chunk_owners,
+            "num_sequences": chunks.count,
+            "NORMALIZE": normalize,
+        }
+        tile = pairs_tile(K, V, q.dtype)
+        scalar_delta_pairs_bwd_kernel[(chunks.num_chunks * HV,)](
             v=v,
             out=out,
-            residual=residual if is_delta else v,
             log_decay=log_decay,
-            beta=beta,
-            q_rstd=rstd[0],
-            k_rstd=rstd[1],
-            states=states,
-            d_q=d_q,
-            d_k=d_k,
+            read_matrix=read_matrix,
             d_v=d_v,
-            d_log_decay=d_log_decay,
-            d_beta=d_beta,
-            chunk_owners=chunks.chunk_owners,
-            num_sequences=chunks.count,
             scale=scale,
-            NORMALIZE=normalize,
             BK=tile.block_k,
             BV=tile.block_v,
             STAGES=tile.stages,
             num_warps=tile.warps,
             **shared,
+            **tokens,
+            **residual_gradient,
+        )
+        tile = token_tile(K, V, q.dtype)
+        scalar_delta_token_bwd_kernel[(chunks.num_chunks * HV,)](
+            states=states,
+            d_q=d_q,
+            d_k=d_k,
+            d_log_decay=d_log_decay,
+            d_beta=d_beta,
+            BK=tile.block_k,
+            BV=tile.block_v,
+            STAGES=tile.stages,
+            num_warps=tile.warps,
+            **shared,
+            **around,
+            **tokens,
         )
     if HV > H:
         d_q, d_k = (x.view(B, T, H, HV // H, K).sum(3).to(q.dtype) for x in (d_q, d_k))

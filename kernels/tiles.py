@@ -56,6 +56,13 @@ def scan_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
     return Tile(block_k, block_v, 4, 1 if dtype == torch.float32 else 3)
 
 
+def pairs_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
+    """Tile of the kernels that form products of a chunk's tokens with each other."""
+    block_k = min(64, power_of_two(key_dim))
+    block_v = min(64, power_of_two(value_dim))
+    return Tile(block_k, block_v, 8 if block_v == 32 else 4, 1 if dtype == torch.float32 else 2)
+
+
 def token_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
     """Tile of the kernels that take every chunk by itself, in slices of channels."""
     block_k = min(64, power_of_two(key_dim))
