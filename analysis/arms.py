@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from analysis.naming import name_arms
@@ -140,9 +141,11 @@ def build_arms(trials: pd.DataFrame) -> tuple[Arm, ...]:
     # Each seed starts from a loss of its own, and the first row may not have begun.
     for arm_id, start in trials.groupby("arm_id")["init_loss_nats"].mean().items():
         rows[str(arm_id)]["init_loss_nats"] = float(start)
+    # Plain arrays: selecting rows of a frame for each of thousands of cells takes a minute.
+    columns = {str(name): trials[name].to_numpy() for name in (*CELL_COLUMNS, *MEASURES)}
     cells: dict[str, list[Cell]] = {arm_id: [] for arm_id in rows}
-    for _, members in trials.groupby("cell_id", sort=False):
-        cell = _build_cell(members)
+    for members in trials.groupby("cell_id", sort=False).indices.values():
+        cell = _build_cell({name: values[members] for name, values in columns.items()})
         cells[cell.arm_id].append(cell)
     arms = []
     for arm_id, own in cells.items():
@@ -152,26 +155,39 @@ def build_arms(trials: pd.DataFrame) -> tuple[Arm, ...]:
     return tuple(sorted(arms, key=_house_order))
 
 
-def _build_cell(members: pd.DataFrame) -> Cell:
-    state = members["state"].to_numpy()
-    done, blown = members[state == "completed"], members[state == "diverged"]
-    order = np.argsort(done["seed"].to_numpy(), kind="stable")
-    first = members.iloc[0]
+CELL_COLUMNS = (
+    "cell_id",
+    "arm_id",
+    "replicate_id",
+    "seed",
+    "state",
+    "lr",
+    "adam_lr",
+    "val_loss_nats",
+    "tokens_per_second",
+)
+
+
+def _build_cell(rows: dict[str, npt.NDArray[Any]]) -> Cell:
+    state, names = rows["state"], rows["replicate_id"]
+    blown = np.flatnonzero(state == "diverged")
+    done = np.flatnonzero(state == "completed")
+    done = done[np.argsort(rows["seed"][done], kind="stable")]
     return Cell(
-        cell_id=str(first["cell_id"]),
-        arm_id=str(first["arm_id"]),
-        lr=float(first["lr"]),
-        adam_lr=float(first["adam_lr"]),
-        seeds=tuple(int(seed) for seed in done["seed"].to_numpy()[order]),
-        losses=done["val_loss_nats"].to_numpy(dtype=float)[order],
-        speeds=done["tokens_per_second"].to_numpy(dtype=float)[order],
-        replicate_ids=tuple(str(name) for name in done["replicate_id"].to_numpy()[order]),
-        measures={name: nan_mean(done[name].to_numpy(dtype=float)) for name in MEASURES},
-        num_desired=len(members),
+        cell_id=str(rows["cell_id"][0]),
+        arm_id=str(rows["arm_id"][0]),
+        lr=float(rows["lr"][0]),
+        adam_lr=float(rows["adam_lr"][0]),
+        seeds=tuple(int(seed) for seed in rows["seed"][done]),
+        losses=rows["val_loss_nats"][done].astype(float),
+        speeds=rows["tokens_per_second"][done].astype(float),
+        replicate_ids=tuple(str(name) for name in names[done]),
+        measures={name: nan_mean(rows[name][done].astype(float)) for name in MEASURES},
+        num_desired=len(state),
         num_diverged=len(blown),
         num_failed=int((state == "failed").sum()),
-        diverged_ids=tuple(sorted(str(name) for name in blown["replicate_id"])),
-        diverged_speeds=nan_mean(blown["tokens_per_second"].to_numpy(dtype=float)),
+        diverged_ids=tuple(sorted(str(name) for name in names[blown])),
+        diverged_speeds=nan_mean(rows["tokens_per_second"][blown].astype(float)),
     )
 
 

@@ -115,7 +115,7 @@ SCRIPT = """
           if (!best || cost < best.cost) { best = {cost: cost, box: box, x: x, y: y, own: own}; }
         }
       });
-      if (!best || (label.rank > 0 && best.cost > 12)) { return; }
+      if (!best || (label.rank > 0 && best.cost > (xa._length < 500 ? 5 : 12))) { return; }
       taken.push(best.box);
       notes.push({x: label.x, y: label.y, text: label.text, font: {size: size, color: palette.INK},
         ax: best.x - p[0], ay: best.y - p[1], axref: "pixel", ayref: "pixel",

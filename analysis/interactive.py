@@ -17,6 +17,7 @@ from analysis.figures.pareto import (
     front_label,
     is_faded,
     seed_cloud,
+    split_by_detail,
 )
 from analysis.figures.rows import drawn_interval, sorted_rows
 from analysis.figures.style import Look, Palette
@@ -72,8 +73,11 @@ def pareto_figure(part: Comparable) -> Figure | None:
         return None
     palette = Palette(tuple(point.arm for point in part.points))
     x_limits, y_limits, is_log = axis_limits(drawn)
-    traces = [*_band_traces(part), _other_rates(drawn), _front_trace(drawn)]
-    for point in drawn:
+    detailed, dots = split_by_detail(part)
+    traces = [*_band_traces(part), _other_rates(detailed), _front_trace(drawn)]
+    if dots:
+        traces.append(_dots(dots, palette))
+    for point in detailed:
         traces += _point_traces(point, palette.look(point.arm))
     crosses, texts = _diverged(part, palette, y_limits, x_limits)
     shapes, notes = _unigram(part, y_limits)
@@ -84,7 +88,7 @@ def pareto_figure(part: Comparable) -> Figure | None:
             "text": front_label(point),
             "rank": 0 if point.on_front else 1,
         }
-        for point in sorted(drawn, key=lambda p: (not p.on_front, p.loss))
+        for point in sorted(detailed, key=lambda p: (not p.on_front, p.loss))
     ]
     return {
         "data": [*traces, *crosses],
@@ -103,15 +107,31 @@ def pareto_figure(part: Comparable) -> Figure | None:
             "annotations": [*notes, *texts],
         },
         "labels": labels,
-        "lines": _lines(drawn),
+        "lines": _lines(drawn, detailed),
     }
 
 
-def _lines(drawn: tuple[Point, ...]) -> list[list[list[float]]]:
+def _dots(points: tuple[Point, ...], palette: Palette) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": _rounded([point.speed for point in points]),
+        "y": _rounded([point.loss for point in points]),
+        "marker": {
+            "color": [palette.look(point.arm).color for point in points],
+            "size": 5,
+            "opacity": 0.5,
+        },
+        "text": [_hover(point) for point in points],
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+
+
+def _lines(drawn: tuple[Point, ...], detailed: tuple[Point, ...]) -> list[list[list[float]]]:
     """The front and the bars, which labels keep clear of."""
     front = staircase(np.array([(point.speed, point.loss) for point in drawn]))
     lines = [[[float(x), float(y)] for x, y in front]]
-    for point in drawn:
+    for point in detailed:
         speed, loss = point.speed_interval, point.loss_interval
         if speed and speed.n >= BAR_SEEDS:
             lines.append([[speed.low, point.loss], [speed.high, point.loss]])

@@ -117,8 +117,17 @@ def power_of_t(sd: float, difference: float, n: int, *, is_paired: bool) -> floa
     df = n - 1 if is_paired else 2 * (n - 1)
     shift = difference / (sd * math.sqrt((1 if is_paired else 2) / n))
     critical = float(special.stdtrit(df, 1 - SIGNIFICANCE / 2))
-    # The far tail is left out: it is below 1e-4 wherever the power is of interest.
-    return 1 - float(special.nctdtr(df, shift, critical))
+    return _power(critical, df, shift)
+
+
+def _power(critical: float, df: float, shift: float) -> float:
+    """Chance that a noncentral t exceeds `critical`.
+
+    The far tail is left out: it is below 1e-4 wherever the power is of interest.
+    """
+    below = float(special.nctdtr(df, shift, critical))
+    # scipy gives NaN where almost nothing is left below.
+    return 1.0 if math.isnan(below) and shift > critical else 1 - below
 
 
 def seeds_needed(
@@ -149,8 +158,7 @@ def smallest_detectable_difference(sd: float, n: int, df: float | None = None) -
     freedom = df if df is not None else n - 1
     critical = float(special.stdtrit(freedom, 1 - SIGNIFICANCE / 2))
 
-    def missing_power(shift: float) -> float:
-        return 1 - float(special.nctdtr(freedom, shift, critical)) - POWER
-
-    shift = float(optimize.brentq(missing_power, 0.1, critical + 40.0))
+    shift = float(
+        optimize.brentq(lambda x: _power(critical, freedom, x) - POWER, 0.1, 3 * critical + 5)
+    )
     return shift * sd / math.sqrt(n)

@@ -14,7 +14,7 @@ FONT_SIZE = 8.0
 MARK_POINTS = 9.0
 """Room that a mark takes, its edge included."""
 
-LEADER_HEIGHTS = 0.9
+LEADER_HEIGHTS = 1.3
 """A label further than this many heights from its point gets a line to it."""
 
 
@@ -26,11 +26,13 @@ class Surroundings:
         marks: [k, 2], centres of large marks.
         dots: [k, 2], centres of small ones.
         lines: each [m, 2], corners of a line of horizontal and vertical pieces.
+        corner: left, bottom, right and top of a box in fractions of the axes, such as a legend's.
     """
 
     marks: Array
     dots: Array
     lines: list[Array]
+    corner: tuple[float, float, float, float]
 
 
 def draw_labels(axes: Axes, texts: list[str], places: Array, around: Surroundings) -> None:
@@ -51,6 +53,7 @@ def draw_labels(axes: Axes, texts: list[str], places: Array, around: Surrounding
         _squares(axes, around.dots, 2 * pixel),
         _squares(axes, around.marks, MARK_POINTS * pixel / 2),
         *[_line_boxes(axes.transData.transform(line), pixel) for line in around.lines],
+        axes.transAxes.transform(np.reshape(around.corner, (2, 2))).reshape(1, 4),
     ]
     box = axes.get_window_extent()
     boxes = place_labels(

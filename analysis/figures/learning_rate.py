@@ -14,7 +14,7 @@ from analysis.study import Comparable, Point
 from analysis.wording import BAR_SEEDS, rate_text
 
 MAX_PANELS = 20
-MAX_PAGES = 3
+MAX_PAGES = 2
 CLIP_NATS = 1.0
 """Losses more than this above the best are drawn as carets on the top edge."""
 
@@ -35,7 +35,7 @@ def draw_learning_rates(part: Comparable) -> list[Drawing]:
     limits = loss_limits(part)
     if not panels or limits is None:
         return []
-    names = list(panels)
+    names = _front_first(panels)
     pages = [names[i : i + MAX_PANELS] for i in range(0, len(names), MAX_PANELS)]
     palette = Palette(tuple(point.arm for point in part.points))
     return [
@@ -48,6 +48,13 @@ def draw_learning_rates(part: Comparable) -> list[Drawing]:
         )
         for number, page in enumerate(pages[:MAX_PAGES], start=1)
     ]
+
+
+def _front_first(panels: dict[str, list[Point]]) -> list[str]:
+    """Names in house order; where pages are too few, architectures on the front come first."""
+    if len(panels) <= MAX_PAGES * MAX_PANELS:
+        return list(panels)
+    return sorted(panels, key=lambda name: not any(point.on_front for point in panels[name]))
 
 
 def loss_limits(part: Comparable) -> tuple[float, float] | None:

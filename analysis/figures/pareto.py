@@ -17,6 +17,12 @@ from analysis.wording import BAR_SEEDS, count_text, signed, tick_text
 MAX_LABELS = 28
 """Beyond so many arms only the front is labelled; tables name the others."""
 
+MAX_DETAILED = 60
+"""Beyond so many arms only the front is drawn with bars and seeds; the others are dots."""
+
+BETTER_CORNER = (0.88, 0.0, 1.0, 0.14)
+"""Where the arrow towards better stands, in fractions of the axes."""
+
 FADE_BELOW = 0.05
 """Arms that are on the front in fewer of the draws are faded."""
 
@@ -32,10 +38,19 @@ def draw_pareto(part: Comparable) -> Drawing | None:
         palette = Palette(tuple(point.arm for point in part.points))
         _set_limits(axes, drawn)
         _draw_band(axes, part)
-        _draw_other_rates(axes, drawn)
+        detailed, dots = split_by_detail(part)
+        _draw_other_rates(axes, detailed)
         line = staircase(np.array([(point.speed, point.loss) for point in drawn]))
         axes.plot(line[:, 0], line[:, 1], color=INK, linewidth=1.3, zorder=2.5)
-        for point in drawn:
+        axes.scatter(
+            [point.speed for point in dots],
+            [point.loss for point in dots],
+            s=10,
+            c=[palette.look(point.arm).color for point in dots],
+            alpha=0.5,
+            linewidth=0,
+        )
+        for point in detailed:
             _draw_point(axes, point, palette)
         _draw_diverged(axes, part, palette)
         _draw_unigram(axes, part)
@@ -46,7 +61,7 @@ def draw_pareto(part: Comparable) -> Drawing | None:
             axes,
             [front_label(point) for point in labelled],
             np.array([(point.speed, point.loss) for point in labelled]),
-            _surroundings(drawn, line),
+            _surroundings(detailed, line),
         )
     return Drawing(
         name="pareto",
@@ -54,6 +69,13 @@ def draw_pareto(part: Comparable) -> Drawing | None:
         caption=pareto_caption(part),
         alt=_alt(part),
     )
+
+
+def split_by_detail(part: Comparable) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    """Points to draw in full, and those to draw as dots where there are too many."""
+    if len(part.drawn) <= MAX_DETAILED:
+        return part.drawn, ()
+    return part.front[:MAX_DETAILED], tuple(p for p in part.drawn if not p.on_front)
 
 
 def front_label(point: Point) -> str:
@@ -314,6 +336,7 @@ def _surroundings(drawn: tuple[Point, ...], line: Array) -> Surroundings:
         marks=np.array([(point.speed, point.loss) for point in drawn]),
         dots=np.concatenate([np.column_stack([*seed_cloud(point)]) for point in drawn]),
         lines=[line, *bars],
+        corner=BETTER_CORNER,
     )
 
 
@@ -323,11 +346,6 @@ def pareto_caption(part: Comparable) -> str:
     counts = sorted({point.n for point in drawn})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     noun = "seed" if counts == [1] else "seeds"
-    effects = [
-        effect
-        for point in drawn
-        if point.choice and (effect := point.choice.selection_effect) is not None
-    ]
     parts = [
         "Each arm at the learning rate with the smallest mean loss over its seeds "
         f"({seeds} {noun}); grey dots are its other rates, pale dots its seeds.",
@@ -344,11 +362,9 @@ def pareto_caption(part: Comparable) -> str:
         )
     if len(part.front_seeds) >= BAR_SEEDS:
         parts.append("Shaded: between the boundaries that 25 % and 75 % of the seeds reach.")
-    if effects:
-        parts.append(
-            "Choosing the rate on the same seeds moves the mean by "
-            f"{signed(-float(np.median(effects)))} nats in the median arm."
-        )
+    parts += [text for text in [_selection_words(drawn)] if text]
+    if len(drawn) > MAX_DETAILED:
+        parts.append(f"Of {len(drawn)} arms those off the front are dots; tables name them.")
     if diverged_marks(part):
         parts.append("× at the top: arms with a rate at which k of n seeds diverged.")
     missing = [point.arm.label for point in part.points if "not measured" in point.left_out]
@@ -356,6 +372,24 @@ def pareto_caption(part: Comparable) -> str:
         parts.append(f"Speed not measured yet, so not drawn: {', '.join(missing)}.")
     parts.append("The loss axis does not start at 0.")
     return " ".join(parts)
+
+
+def _selection_words(drawn: tuple[Point, ...]) -> str:
+    """How much of the result is the choosing of rates on the seeds that are reported."""
+    effects = [
+        effect
+        for point in drawn
+        if point.choice and (effect := point.choice.selection_effect) is not None
+    ]
+    if not effects or all(len(point.arm.cells) == 1 for point in drawn):
+        return ""
+    moved = [effect for effect in effects if abs(effect) >= 5e-5]
+    if not moved:
+        return "Whichever seed is left out, every arm would choose the same rate."
+    return (
+        f"Rates are chosen on the seeds that are shown, which moves {len(moved)} of {len(effects)} "
+        f"arms' means, the most by {signed(-max(moved, key=abs))} nats (held-out column)."
+    )
 
 
 def _alt(part: Comparable) -> str:
