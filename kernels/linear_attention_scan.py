@@ -20,14 +20,17 @@ walk token by token; we take chunks of C tokens with the products inside a chunk
 matrix, and divide inside the scan.
 
 Cost: 4·K·V + 2·C·(K + V) FLOPs per token and scan; each scan reads three tensors once per value
-block and writes one. Nothing is kept for the backward but inputs and, normalised, o and d.
+block and writes one. φ is applied once, by a pass of its own: inside a scan every tile would leave
+the asynchronous copies for it, once a value block and scan. Nothing is kept for the backward but
+inputs, φ(q) and φ(k) where φ is not the identity and, normalised, o and d.
 """
 
 import triton
 import triton.language as tl
 
-from kernels.blocks import elu1, elu1_slope, sequence_bounds
+from kernels.blocks import elu1, sequence_bounds
 
+# Two bits each: the backward ones of q and k run over transposed memories, the last two in reverse.
 FORWARD = tl.constexpr(0)
 D_QUERY = tl.constexpr(1)
 D_KEY = tl.constexpr(2)
@@ -40,7 +43,7 @@ def linear_attention_scan_kernel(
     k,
     v,
     out,
-    raw,
+    image,
     denominator,
     d_denominator,
     start,
@@ -74,14 +77,14 @@ def linear_attention_scan_kernel(
     """One of the four scans, named by ROLE; q, k and v are what that scan reads in their place.
 
     Grid: sequences × segments × HV × value blocks. `q` is `[rows, HQ, K]`, `k` `[rows, HK, K]`, `v`
-    `[rows, HX, V]`, `out` `[rows, HV, V]`; `raw` `[rows, HR, V]` is the input whose feature map the
-    gradient passes, q or k. `start` `[N, SEGMENTS, HV, ...]` holds memories of K × V numbers, for
+    `[rows, HX, V]`, `out` `[rows, HV, V]`; `image` `[rows, HR, V]` is φ(q) or φ(k), whose feature
+    map the gradient of q or k passes with ELU1. `start` `[N, SEGMENTS, HV, ...]` holds memories of K × V numbers, for
     D_QUERY and D_KEY of V × K. The walk's last segment writes `end`, with STATE_ONLY every one.
     """
-    REVERSE: tl.constexpr = ROLE == D_KEY or ROLE == D_VALUE
-    TRANSPOSED: tl.constexpr = ROLE == D_QUERY or ROLE == D_KEY
+    REVERSE: tl.constexpr = ROLE >= D_KEY
+    TRANSPOSED: tl.constexpr = (ROLE % 3) != 0
     # z adds up keys, of K channels, or what stands in the place of values.
-    Z_OF_KEYS: tl.constexpr = ROLE == FORWARD or ROLE == D_VALUE
+    Z_OF_KEYS: tl.constexpr = not TRANSPOSED
     BLOCKS: tl.constexpr = (V + BV - 1) // BV
     i_program = tl.program_id(0).to(tl.int64)
     i_v = (i_program % BLOCKS).to(tl.int32)
@@ -100,10 +103,7 @@ def linear_attention_scan_kernel(
     o_v = i_v * BV + tl.arange(0, BV)
     m_v = o_v < V
     m_kv = (o_k < K)[:, None] & m_v[None, :]
-    if TRANSPOSED:
-        o_kv = o_k[:, None] + o_v[None, :] * K
-    else:
-        o_kv = o_k[:, None] * V + o_v[None, :]
+    o_kv = o_k[:, None] + o_v[None, :] * K if TRANSPOSED else o_k[:, None] * V + o_v[None, :]
     b_state = tl.zeros([BK, BV], tl.float32)
     b_z = tl.zeros([BK if Z_OF_KEYS else BV], tl.float32)
     if HAS_START:
@@ -117,39 +117,38 @@ def linear_attention_scan_kernel(
             # Gradients of memories carry no scale; the outputs below are multiplied by it.
             b_state = b_state / scale
             b_z = b_z / scale
-    if REVERSE:
-        m_order = o_c[:, None] <= o_c[None, :]
-    else:
-        m_order = o_c[:, None] >= o_c[None, :]
+    m_order = o_c[:, None] <= o_c[None, :] if REVERSE else o_c[:, None] >= o_c[None, :]
+    o_query = o_c[:, None] * (HQ * K) + o_k[None, :]
+    o_ck = o_c[:, None] * (HK * K) + o_k[None, :]
+    o_cv = o_c[:, None] * (HX * V) + o_v[None, :]
+    o_image = o_c[:, None] * (HR * V) + o_v[None, :]
+    o_out = o_c[:, None] * (HV * V) + o_v[None, :]
+    o_gate = o_c * HV
     for i in tl.range(0, segment_chunks, num_stages=STAGES):
         i_c = segment_start + (segment_chunks - 1 - i if REVERSE else i)
         i_row = i_first + i_c * C
         m_c = o_c < num_tokens - i_c * C
         m_ck = m_c[:, None] & (o_k < K)[None, :]
         m_cv = m_c[:, None] & m_v[None, :]
-        o_gate = i_row * HV + i_h + o_c * HV
-        o_key = (i_row * HK + i_h // (HV // HK)) * K + o_c[:, None] * (HK * K) + o_k[None, :]
-        o_value = (i_row * HX + i_h // (HV // HX)) * V + o_c[:, None] * (HX * V) + o_v[None, :]
-        b_k = tl.load(k + o_key, mask=m_ck, other=0.0)
-        b_v = tl.load(v + o_value, mask=m_cv, other=0.0)
-        if ELU1:
-            # The image of padding is 1, not 0, so it is masked again.
-            if Z_OF_KEYS:
-                b_k = tl.where(m_ck, elu1(b_k), 0.0).to(k.dtype.element_ty)
-            else:
-                b_v = tl.where(m_cv, elu1(b_v), 0.0).to(v.dtype.element_ty)
+        i_gate = i_row * HV + i_h
+        i_key = (i_row * HK + i_h // (HV // HK)) * K
+        i_value = (i_row * HX + i_h // (HV // HX)) * V
+        b_k = tl.load(k + i_key + o_ck, mask=m_ck, other=0.0)
+        b_v = tl.load(v + i_value + o_cv, mask=m_cv, other=0.0)
+        if ELU1 and TRANSPOSED and not STATE_ONLY:
+            # Asked for early, used at the end.
+            i_image = (i_row * HR + i_h // (HV // HR)) * V
+            b_image = tl.load(image + i_image + o_image, mask=m_cv, other=0.0)
         b_weighted = b_v
         if NORMALIZE and ROLE != FORWARD:
-            b_inverse_d = 1.0 / tl.load(denominator + o_gate, mask=m_c, other=1.0)
-            b_dd = tl.load(d_denominator + o_gate, mask=m_c, other=0.0)
+            b_inverse_d = 1.0 / tl.load(denominator + i_gate + o_gate, mask=m_c, other=1.0)
+            b_dd = tl.load(d_denominator + i_gate + o_gate, mask=m_c, other=0.0)
             if REVERSE:
                 b_weighted = (b_v * b_inverse_d[:, None]).to(b_v.dtype)
 
         if not STATE_ONLY:
-            o_query = (i_row * HQ + i_h // (HV // HQ)) * K + o_c[:, None] * (HQ * K) + o_k[None, :]
-            b_q = tl.load(q + o_query, mask=m_ck, other=0.0)
-            if ELU1 and Z_OF_KEYS:
-                b_q = tl.where(m_ck, elu1(b_q), 0.0).to(q.dtype.element_ty)
+            i_query = (i_row * HQ + i_h // (HV // HQ)) * K
+            b_q = tl.load(q + i_query + o_query, mask=m_ck, other=0.0)
             b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
             b_out = tl.dot(b_q, b_state.to(b_q.dtype), input_precision=PRECISION)
             if NORMALIZE and ROLE == D_QUERY:
@@ -167,13 +166,11 @@ def linear_attention_scan_kernel(
                 b_d = b_d * scale + eps
                 b_out = b_out / b_d[:, None]
                 if i_v == 0:
-                    tl.store(denominator + o_gate, b_d, mask=m_c)
+                    tl.store(denominator + i_gate + o_gate, b_d, mask=m_c)
             if ELU1 and TRANSPOSED:
-                o_raw = i_row * HR * V + o_c[:, None] * (HR * V) + o_v[None, :]
-                o_raw += i_h // (HV // HR) * V
-                b_out *= elu1_slope(tl.load(raw + o_raw, mask=m_cv, other=0.0))
-            o_out = (i_row * HV + i_h) * V + o_c[:, None] * (HV * V) + o_v[None, :]
-            tl.store(out + o_out, b_out.to(out.dtype.element_ty), mask=m_cv)
+                # The slope of elu + 1 is its image below 1, and 1 above.
+                b_out *= tl.minimum(b_image.to(tl.float32), 1.0)
+            tl.store(out + i_gate * V + o_out, b_out.to(out.dtype.element_ty), mask=m_cv)
 
         b_state = tl.dot(tl.trans(b_k), b_weighted, b_state, input_precision=PRECISION)
         if NORMALIZE:
@@ -193,6 +190,14 @@ def linear_attention_scan_kernel(
             tl.store(end + i_end * K * V + o_kv, b_state * b_scale, mask=m_kv)
             if NORMALIZE and i_v == 0:
                 tl.store(end_z + i_end * K + o_k, b_z * b_scale, mask=o_k < K)
+
+
+@triton.jit
+def feature_map_kernel(x, image, size, BLOCK: tl.constexpr):
+    """φ = elu + 1 of every number. Grid: blocks of BLOCK numbers."""
+    o_x = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    b_x = tl.load(x + o_x, mask=o_x < size, other=0.0)
+    tl.store(image + o_x, elu1(b_x).to(image.dtype.element_ty), mask=o_x < size)
 
 
 @triton.jit

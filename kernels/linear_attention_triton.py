@@ -5,12 +5,14 @@ opaque, `seedfront::linear_attention`, with its backward an operator of its own.
 decay per head is served by `kernels.scalar_delta_triton`.
 """
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.linear_attention_scan import (
+    feature_map_kernel,
     linear_attention_denominator_bwd_kernel,
     linear_attention_scan_kernel,
 )
@@ -103,20 +105,29 @@ def linear_attention_op(
     elu1: bool,  # noqa: FBT001 (an operator's schema has positional arguments)
     normalize: bool,  # noqa: FBT001
     segments: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The forward on contiguous inputs.
 
     Returns:
-        out, final memory and key sum; then, for the backward, the denominator and what each segment
-        starts from, memory and key sum. What a call has no use for is empty.
+        out, final memory and key sum; then, for the backward, the denominator, what each segment
+        starts from, memory and key sum, and φ(q), φ(k). What a call has no use for is empty.
     """
-    outputs = _allocate(q, v, cu_seqlens, normalize, segments)
-    out, final, final_z, denominator, *_ = outputs
+    outputs = _allocate(q, v, cu_seqlens, elu1, normalize, segments)
+    out, final, final_z, denominator, start, start_z, *images = outputs
     options = _Options(q, v, cu_seqlens, scale, eps, elu1, normalize, segments)
-    start, start_z = initial_state, initial_key_sum
     with device_of(q):
+        if elu1:
+            for x, image in zip((q, k), images, strict=True):
+                feature_map_kernel[(-(-x.numel() // 4096),)](
+                    x=x, image=image, size=x.numel(), BLOCK=4096, num_warps=4
+                )
+            q, k = images
         if segments > 1:
-            start, start_z = options.starts(_FORWARD, q, k, v, start, start_z, None, None)
+            options.starts(
+                _FORWARD, q, k, v, initial_state, initial_key_sum, start=start, start_z=start_z
+            )
+        else:
+            start, start_z = initial_state, initial_key_sum
         options.scan(
             _FORWARD,
             q=q,
@@ -129,8 +140,6 @@ def linear_attention_op(
             end=final,
             end_z=final_z,
         )
-    if segments > 1:
-        return out, final, final_z, denominator, start, start_z
     return outputs
 
 
@@ -138,9 +147,10 @@ def _allocate(
     q: Tensor,
     v: Tensor,
     cu_seqlens: Tensor | None,
-    normalize: bool,  # noqa: FBT001 (private)
+    elu1: bool,  # noqa: FBT001 (private)
+    normalize: bool,  # noqa: FBT001
     segments: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Every tensor that the forward returns; empty where the call has no use for it."""
     B, T, _, K = q.shape
     HV, V = v.shape[2:]
@@ -157,6 +167,7 @@ def _allocate(
         empty(B, T, HV, used=normalize),
         empty(count, segments, HV, K, V, used=split),
         empty(count, segments, HV, K, used=split and normalize),
+        *(torch.empty_like(q) if elu1 else q.new_empty(0) for _ in range(2)),
     )
 
 
@@ -174,7 +185,7 @@ def _linear_attention_fake(
     normalize,
     segments,
 ):
-    return _allocate(q, v, cu_seqlens, normalize, segments)
+    return _allocate(q, v, cu_seqlens, elu1, normalize, segments)
 
 
 class _Options:
@@ -216,7 +227,7 @@ class _Options:
         k: Tensor,
         v: Tensor,
         out: Tensor | None = None,
-        raw: Tensor | None = None,
+        image: Tensor | None = None,
         denominator: Tensor | None = None,
         d_denominator: Tensor | None = None,
         start: Tensor | None = None,
@@ -234,7 +245,7 @@ class _Options:
             k=k,
             v=v,
             out=out,
-            raw=raw,
+            image=image,
             denominator=denominator,
             d_denominator=d_denominator,
             start=start,
@@ -244,7 +255,7 @@ class _Options:
             HQ=q.shape[2],
             HK=k.shape[2],
             HX=v.shape[2],
-            HR=1 if raw is None else raw.shape[2],
+            HR=1 if image is None else image.shape[2],
             K=K,
             V=V,
             BK=tile.block_k,
@@ -265,14 +276,14 @@ class _Options:
         v: Tensor,
         initial: Tensor | None,
         initial_z: Tensor | None,
-        denominator: Tensor | None,
-        d_denominator: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Where each segment's walk starts: memory `[N, S, HV, K, V]` and key sum."""
-        shape = (self.sequences.count, self.segments, self.HV, k.shape[-1])
-        normalize = self.shared["NORMALIZE"]
-        local_end = v.new_empty((*shape, v.shape[-1]), dtype=torch.float32)
-        local_end_z = v.new_empty(shape if normalize else (0,), dtype=torch.float32)
+        *,
+        start: Tensor,
+        start_z: Tensor,
+        denominator: Tensor | None = None,
+        d_denominator: Tensor | None = None,
+    ) -> None:
+        """Writes where each segment's walk starts: memory `[N, S, HV, K, V]` and key sum."""
+        local_end, local_end_z = torch.empty_like(start), torch.empty_like(start_z)
         self.scan(
             role,
             q=q,
@@ -285,12 +296,12 @@ class _Options:
             state_only=True,
         )
         reverse = role != _FORWARD
-        start = join_segments(local_end, None, initial, reverse=reverse)
-        if not normalize:
-            return start, local_end_z
-        column = None if initial_z is None else initial_z[..., None]
-        start_z = join_segments(local_end_z[..., None], None, column, reverse=reverse)
-        return start, start_z[..., 0]
+        join_segments(local_end, None, initial, start, reverse=reverse)
+        if self.shared["NORMALIZE"]:
+            column = None if initial_z is None else initial_z[..., None]
+            join_segments(
+                local_end_z[..., None], None, column, start_z[..., None], reverse=reverse
+            )
 
 
 @torch.library.custom_op("seedfront::linear_attention_backward", mutates_args=())
@@ -303,6 +314,8 @@ def linear_attention_backward_op(
     cu_seqlens: Tensor | None,
     out: Tensor,
     denominator: Tensor,
+    q_image: Tensor,
+    k_image: Tensor,
     d_out: Tensor,
     d_final: Tensor | None,
     d_final_z: Tensor | None,
@@ -314,7 +327,7 @@ def linear_attention_backward_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, the initial memory and the initial key sum."""
     B, T, H, K = q.shape
-    HV, V = v.shape[2:]
+    HV = v.shape[2]
     d_q, d_k, d_v, d_initial, d_initial_z = _allocate_gradients(q, v, cu_seqlens, normalize)
     options = _Options(q, v, cu_seqlens, scale, eps, elu1, normalize, segments)
     d_out = d_out.contiguous()
@@ -323,20 +336,33 @@ def linear_attention_backward_op(
         d_start = torch.zeros_like(d_initial) if d_start is None else d_start
         d_start_z = torch.zeros_like(d_initial_z) if d_start_z is None else d_start_z
     d_denominator = torch.empty_like(denominator)
-    gates = {"denominator": denominator, "d_denominator": d_denominator}
     with device_of(q):
         if normalize:
             _launch_denominator(out, d_out, denominator, d_denominator)
+        if elu1:
+            q, k = q_image, k_image
         if segments > 1:
-            d_start, d_start_z = options.starts(
-                _D_VALUE, k, q, d_out, d_start, d_start_z, *gates.values()
+            behind, behind_z = d_initial.new_empty(start.shape), d_initial_z.new_empty(start_z.shape)
+            options.starts(
+                _D_VALUE,
+                k,
+                q,
+                d_out,
+                d_start,
+                d_start_z,
+                start=behind,
+                start_z=behind_z,
+                denominator=denominator,
+                d_denominator=d_denominator,
             )
-        forward = {"start": start, "start_z": start_z}
-        reverse = {"start": d_start, "start_z": d_start_z}
-        options.scan(_D_QUERY, q=d_out, k=v, v=k, out=d_q, raw=q, **forward, **gates)
-        options.scan(_D_KEY, q=v, k=d_out, v=q, out=d_k, raw=k, **reverse, **gates)
-        ends = {"end": d_initial, "end_z": d_initial_z}
-        options.scan(_D_VALUE, q=k, k=q, v=d_out, out=d_v, **reverse, **gates, **ends)
+            d_start, d_start_z = behind, behind_z
+        scan = functools.partial(
+            options.scan, denominator=denominator, d_denominator=d_denominator
+        )
+        reverse = functools.partial(scan, start=d_start, start_z=d_start_z)
+        scan(_D_QUERY, q=d_out, k=v, v=k, out=d_q, image=q, start=start, start_z=start_z)
+        reverse(_D_KEY, q=v, k=d_out, v=q, out=d_k, image=k)
+        reverse(_D_VALUE, q=k, k=q, v=d_out, out=d_v, end=d_initial, end_z=d_initial_z)
     if HV > H:
         d_q, d_k = (x.view(B, T, H, HV // H, K).sum(3).to(q.dtype) for x in (d_q, d_k))
     return d_q, d_k, d_v, d_initial, d_initial_z
@@ -390,6 +416,8 @@ def _linear_attention_backward_fake(
     cu_seqlens,
     out,
     denominator,
+    q_image,
+    k_image,
     d_out,
     d_final,
     d_final_z,
@@ -405,11 +433,11 @@ def _linear_attention_backward_fake(
 
 def _setup_context(ctx, inputs, output) -> None:
     q, k, v, initial_state, initial_key_sum, cu_seqlens, *options = inputs
-    out, _, _, denominator, start, start_z = output
+    out, _, _, denominator, start, start_z, *images = output
     ctx.set_materialize_grads(False)
     if options[-1] == 1:
         start, start_z = initial_state, initial_key_sum
-    ctx.save_for_backward(q, k, v, start, start_z, cu_seqlens, out, denominator)
+    ctx.save_for_backward(q, k, v, start, start_z, cu_seqlens, out, denominator, *images)
     ctx.options = options
 
 

@@ -180,7 +180,8 @@ def scalar_delta_op(
                 **tables,
                 **scan,
             )
-            start = join_segments(local_end, transition, initial_state)
+            start = torch.empty_like(local_end)
+            join_segments(local_end, transition, initial_state, start)
         scalar_delta_fwd_kernel[(chunks.count * segments * HV * blocks,)](
             q=q,
             k=k,
@@ -344,7 +345,8 @@ def scalar_delta_backward_op(
                 **around,
                 **scan,
             )
-            start = join_segments(local_end, transition, d_final, reverse=True)
+            start = torch.empty_like(local_end)
+            join_segments(local_end, transition, d_final, start, reverse=True)
         scalar_delta_state_bwd_kernel[grid](
             start=start,
             end=d_initial,

@@ -1,8 +1,9 @@
 """Joining the segments of a split sequence: from what each does alone to where each starts.
 
-A segment maps memory by S -> Π S + E, additive memory with Π = I. Walking the segments in order from the initial memory gives
-the memory each starts from; walking them in reverse with Πᵀ does the same for gradients. The map is
-exact, so a split changes rounding only. Cost: one K × K by K × V product per segment and head.
+A segment maps memory by S -> Π S + E, additive memory with Π = I. Walking the segments in order
+from the initial memory gives the memory each starts from; walking them in reverse with Πᵀ does the
+same for gradients. The map is exact, so a split changes rounding only. Cost: one K × K by K × V
+product per segment and head.
 """
 
 import torch
@@ -74,20 +75,25 @@ def join_segments_kernel(
 
 
 def join_segments(
-    local_end: Tensor, transition: Tensor | None, initial: Tensor | None, *, reverse: bool = False
-) -> Tensor:
-    """The memory that each segment starts from, or the gradient behind it: `[N, S, HV, K, V]`.
+    local_end: Tensor,
+    transition: Tensor | None,
+    initial: Tensor | None,
+    start: Tensor,
+    *,
+    reverse: bool = False,
+) -> None:
+    """Writes the memory that each segment starts from, or the gradient behind it, into `start`.
 
     Args:
         local_end: what each segment leaves of an empty memory `[N, S, HV, K, V]`, float32; the
             segment that is walked last is not read where there is a `transition`.
         transition: what each segment does to memory `[N, S, HV, K, K]`; None for the identity.
         initial: where the walk starts `[N, HV, K, V]`; None for an empty memory.
+        start: shaped as `local_end`.
         reverse: walk from the last segment to the first, through the transposed transitions.
     """
     count, segments, HV, K, V = local_end.shape
     block_v = min(64, power_of_two(V))
-    start = torch.empty_like(local_end)
     join_segments_kernel[(count * HV * -(-V // block_v),)](
         local_end=local_end,
         transition=transition,
@@ -106,4 +112,3 @@ def join_segments(
         num_warps=8,
         num_stages=1,
     )
-    return start
