@@ -156,7 +156,7 @@ def report(ledger: Ledger, view: MlflowView | None, console: Console) -> dict[st
     out = ledger.folder / "report"
     result = write_report(ledger.folder, out)
     if view is not None:
-        view.attach(ledger.folder, result.files)
+        view.attach(ledger.folder, [out / name for name in result.files])
     console.print(f"report: {out / 'index.html'}", markup=False)
     return {k: float(v) for k, v in result.headline.items() if isinstance(v, int | float)}
 
