@@ -20,6 +20,7 @@ MEASURES = (
     "params_total",
     "params_non_embedding",
     "device_seconds",
+    "tokens",
 )
 """Quantities of an arm beside loss and speed; averaged over the seeds that have them."""
 
@@ -171,7 +172,7 @@ CELL_COLUMNS = (
 def _build_cell(rows: dict[str, npt.NDArray[Any]]) -> Cell:
     state, names = rows["state"], rows["replicate_id"]
     blown = np.flatnonzero(state == "diverged")
-    done = np.flatnonzero(state == "completed")
+    done = np.flatnonzero((state == "completed") & np.isfinite(rows["val_loss_nats"]))
     done = done[np.argsort(rows["seed"][done], kind="stable")]
     return Cell(
         cell_id=str(rows["cell_id"][0]),

@@ -13,9 +13,10 @@ from typing import Any
 
 from analysis import wording
 from analysis.comparison import ArmDifference, Comparison
+from analysis.cost_tables import csv_tables
 from analysis.load import load_sweep
 from analysis.study import Comparable, Hypervolume, Point, Settings, Study, analyse
-from analysis.tables import csv_tables, json_text
+from analysis.tables import json_text
 
 FORMAT = 1
 RELATIVE_TOLERANCE = 1e-9

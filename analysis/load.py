@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pandas as pd
 
-from analysis.matching import assign_groups, check_matched
+from analysis.matching import MATCHED, MATCHED_DEVICE, assign_groups, check_matched
 from orchestrator.records import CURVE_COLUMNS, STATUSES, TRIAL_COLUMNS, CurvePoint, TrialRecord
 
 NEEDED = ("seed", "lr", "status", "val_loss_nats")
@@ -141,12 +141,13 @@ def load_sweep(folder: Path, *, compare_within: tuple[str, ...] | None = None) -
     if within is None:
         within = tuple(str(path) for path in spec_value(spec, "compare_within", None) or ())
     notes: list[str] = []
-    trials = _tidy(frame, folder, notes)
+    has_losses = spec_value(spec, "purpose", "compare") != "measure"
+    trials = _tidy(frame, folder, notes, has_losses=has_losses)
     wanted = trials["desired"].fillna(True).astype(bool)
     not_desired = int((~wanted).sum())
     trials = trials[wanted].reset_index(drop=True)
     trials["group"] = assign_groups(trials, within)
-    check_matched(trials)
+    check_matched(trials, MATCHED if has_losses else MATCHED_DEVICE)
     order = ["group", "arm_id", "adam_lr", "lr", "cell_id", "seed"]
     trials = trials.sort_values(order, kind="stable", ignore_index=True)
     curves = _read_curves(folder, trials, notes)
@@ -226,7 +227,7 @@ def _conform(
     return result
 
 
-def _tidy(frame: pd.DataFrame, folder: Path, notes: list[str]) -> pd.DataFrame:
+def _tidy(frame: pd.DataFrame, folder: Path, notes: list[str], *, has_losses: bool) -> pd.DataFrame:
     where = str(folder / "trials.parquet")
     missing = [name for name in NEEDED if name not in frame]
     if missing:
@@ -244,7 +245,9 @@ def _tidy(frame: pd.DataFrame, folder: Path, notes: list[str]) -> pd.DataFrame:
             value = ", ".join(f"{key}={twice.iloc[0][key]}" for key in keys)
             raise ValueError(f"{where}: {value} appears twice; one row per replicate is needed")
     trials["state"] = trials["status"]
+    # A sweep that only measures speed has no losses to be finite.
     blown = (trials["status"] == "completed") & ~np.isfinite(trials["val_loss_nats"])
+    blown &= has_losses
     trials.loc[blown, "state"] = "diverged"
     if blown.any():
         notes.append(

@@ -8,6 +8,9 @@ import pandas as pd
 MATCHED = ("tokens", "seq_len", "data_id", "eval_id", "device_name", "precision", "threads")
 """Columns in which the completed replicates of one comparison must agree."""
 
+MATCHED_DEVICE = ("device_name", "precision", "threads")
+"""The same where only speed is measured."""
+
 PATH_COLUMNS = {
     "budget.tokens": "tokens",
     "batch.tokens": "batch_tokens",
@@ -70,15 +73,15 @@ def _whole(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def check_matched(trials: pd.DataFrame) -> None:
-    """Refuses comparisons whose completed replicates differ in one of `MATCHED`.
+def check_matched(trials: pd.DataFrame, matched: tuple[str, ...] = MATCHED) -> None:
+    """Refuses comparisons whose completed replicates differ in one of `matched`.
 
     Raises:
         ValueError: names the column, its values and an example replicate of each.
     """
     completed = trials[trials["state"] == "completed"]
     for group, rows in completed.groupby("group", sort=False):
-        for column in MATCHED:
+        for column in matched:
             values = rows[column].dropna()
             if values.nunique() <= 1:
                 continue

@@ -11,8 +11,8 @@ from analysis.assets import SCRIPT, STYLE
 from analysis.figures.pareto import pareto_caption
 from analysis.figures.rows import differences_caption
 from analysis.interactive import difference_figure, pareto_figure, rate_figures
+from analysis.rendering import DIFFERENCE_HEADER, MAIN_HEADER, difference_text_rows, main_rows
 from analysis.study import Comparable, Study
-from analysis.tables import DIFFERENCE_HEADER, MAIN_HEADER, difference_text_rows, main_rows
 from analysis.wording import choice_sentence, front_sentence, headline_sentence
 
 RATE_CAPTION = (

@@ -6,21 +6,21 @@ from pathlib import Path
 
 from analysis import wording
 from analysis.claims import claims_text
+from analysis.cost_tables import csv_tables
 from analysis.figures import draw_all
 from analysis.figures.rows import differences_caption
 from analysis.figures.style import Drawing, house_style, png_bytes, svg_bytes
 from analysis.load import load_sweep, spec_value
 from analysis.page import html_page
-from analysis.study import Comparable, Settings, Study, analyse
-from analysis.tables import (
+from analysis.rendering import (
     DIFFERENCE_HEADER,
     MAIN_HEADER,
-    csv_tables,
     difference_text_rows,
     latex_table,
     main_rows,
     markdown_table,
 )
+from analysis.study import Comparable, Settings, Study, analyse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

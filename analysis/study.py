@@ -230,7 +230,7 @@ def _left_out(arm: Arm, choice: Choice | None) -> str:
     if choice is None:
         if arm.num_diverged:
             return f"{arm.num_diverged} of {arm.num_ended} replicates diverged, in every cell some"
-        return "no replicate has a result yet"
+        return "no replicate has a final loss yet"
     if math.isnan(choice.cell.mean_speed):
         return "speed not measured yet at the chosen rate"
     return ""
