@@ -29,7 +29,7 @@ from kernels.tiles import (
     device_of,
     dot_precision,
     pairs_tile,
-    power_of_two,
+    prepare_tile,
     processors,
     scan_tile,
     token_tile,
@@ -135,7 +135,7 @@ def scalar_delta_op(
     }
     tables = {"cu_seqlens": chunks.cu_seqlens, "chunk_offsets": chunks.chunk_offsets, "T": T}
     matrices = {"beta": beta, "inverse": inverse, "erase_factor": erase, "write_factor": write}
-    tile = scan_tile(K, V, q.dtype)
+    prepare, tile = prepare_tile(K), scan_tile(K, V, q.dtype)
     scan = {
         **constants,
         "BK": tile.block_k,
@@ -158,10 +158,11 @@ def scalar_delta_op(
             chunk_owners=chunks.chunk_owners,
             num_sequences=chunks.count,
             scale=scale,
-            BK=power_of_two(K),
+            BK=prepare.block_k,
             NORMALIZE=normalize,
-            num_warps=4,
-            num_stages=1,
+            num_warps=prepare.warps,
+            num_stages=prepare.stages,
+            maxnreg=prepare.registers,
             **matrices,
             **tables,
             **{name: value for name, value in constants.items() if name != "V"},
@@ -382,6 +383,7 @@ def scalar_delta_backward_op(
             BV=tile.block_v,
             STAGES=tile.stages,
             num_warps=tile.warps,
+            maxnreg=tile.registers,
             **shared,
             **tokens,
             **residual_gradient,
@@ -397,6 +399,7 @@ def scalar_delta_backward_op(
             BV=tile.block_v,
             STAGES=tile.stages,
             num_warps=tile.warps,
+            maxnreg=tile.registers,
             **shared,
             **around,
             **tokens,

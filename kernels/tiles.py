@@ -28,12 +28,15 @@ class Tile:
         block_v: value channels of a tile.
         warps: warps of a program.
         stages: tiles in flight in the software pipeline.
+        registers: most registers of a thread, to fit more programs on a multiprocessor; None for
+            as many as the compiler takes.
     """
 
     block_k: int
     block_v: int
     warps: int
     stages: int
+    registers: int | None = None
 
     def __post_init__(self) -> None:
         # Seen on an H200 with Triton 3.6: an illegal memory access in a state scan.
@@ -50,10 +53,17 @@ def scan_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
     """Tile of the kernels that walk the chunks with a `block_k` × `block_v` memory in registers."""
     block_k = power_of_two(key_dim)
     block_v = min(64, power_of_two(value_dim))
+    if block_k == 512:
+        return Tile(block_k, min(32, block_v), 8, 1)
     if block_v == 32 or block_k == 256:
         # 256 rows of memory spill with 4 warps; for 32 columns see `Tile`.
         return Tile(block_k, block_v, 8, 1 if dtype == torch.float32 else 2)
     return Tile(block_k, block_v, 4, 1 if dtype == torch.float32 else 3)
+
+
+def prepare_tile(key_dim: int) -> Tile:
+    """Tile of the kernel that inverts a chunk's triangle: all key channels, no value channels."""
+    return Tile(power_of_two(key_dim), 16, 4, 1)
 
 
 def pairs_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
