@@ -1,8 +1,8 @@
 """Keys and values of the tokens read so far: a cache that grows, or a ring of the last few.
 
-Both are a `MixerState` with `keys` and `values` `[B, KV, capacity, hd]` and `length`, the number of
-tokens read. A growing cache holds token t at place t and doubles its capacity when full, so that
-appending costs constant time on average; a ring of `window` places holds token t at t mod window.
+A growing cache holds token t at place t of `keys` and `values` `[B, KV, capacity, hd]` and doubles
+its capacity when full, so that appending costs constant time on average. A ring holds it at t mod
+window of `ring_keys` and `ring_values` `[B, KV, window, hd]`. Both count in `length` what was read.
 """
 
 import torch
@@ -31,7 +31,9 @@ def empty_cache(
     batch_size, kv_heads, head_dim = shape
     keys = torch.zeros(batch_size, kv_heads, window or 0, head_dim, device=device, dtype=dtype)
     length = torch.zeros((), dtype=torch.int64, device="cpu")
-    return {"keys": keys, "values": keys.clone(), "length": length}
+    if window is None:
+        return {"keys": keys, "values": keys.clone(), "length": length}
+    return {"ring_keys": keys, "ring_values": keys.clone(), "length": length}
 
 
 def append(
@@ -85,7 +87,7 @@ def _append_ring(
     # Only the last `window` of the new tokens find a place.
     kept = torch.arange(max(length, total - window), total, device=k.device)
     readable = []
-    for name, new in (("keys", k), ("values", v)):
+    for name, new in (("ring_keys", k), ("ring_values", v)):
         ring = state[name]
         past = torch.arange(max(0, length - window), length, device=k.device)
         # Read before the new tokens write over the oldest ones.

@@ -104,7 +104,7 @@ class LanguageModel(nn.Module):
     @torch.no_grad()
     def extend(
         self, tokens: Int[Tensor, "B T"], state: ModelState
-    ) -> tuple[Float[Tensor, "B D"], ModelState]:
+    ) -> tuple[Float[Tensor, "B vocab"], ModelState]:
         """Reads T more tokens at once: the logits after the last, and the memory.
 
         Without gradients. Consumes `state`: keep a `models.generate.snapshot` to return to it.
@@ -113,10 +113,18 @@ class LanguageModel(nn.Module):
         return self.head(self.final_norm(x[:, -1])), after
 
     @torch.no_grad()
+    def read(
+        self, tokens: Int[Tensor, "B T"], state: ModelState
+    ) -> tuple[Float[Tensor, "B T vocab"], ModelState]:
+        """As `extend`, with the logits after every one of the T tokens."""
+        x, after = self._run(self._embed(tokens), state)
+        return self.head(self.final_norm(x)), after
+
+    @torch.no_grad()
     def step(
         self, tokens: Int[Tensor, " B"], state: ModelState
     ) -> tuple[Float[Tensor, "B vocab"], ModelState]:
-        """Reads one more token, as `extend` does: the logits after it, and the memory."""
+        """As `extend` for one more token of every sequence."""
         x, after = self._run(self._embed(tokens), state)
         return self.head(self.final_norm(x)), after
 

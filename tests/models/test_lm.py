@@ -7,7 +7,6 @@ import torch
 from torch.nn import functional as F
 
 from models.configs import MIXER_CONFIGS, ModelConfig
-from models.generate import snapshot
 from models.lm import LanguageModel, build_model
 from models.mixer import ROLES
 from tests.models.small_models import (
@@ -232,13 +231,3 @@ def test_an_implementation_that_cannot_serve_is_refused_at_the_build(
 def test_an_empty_vocabulary_is_refused() -> None:
     with pytest.raises(ValueError, match="vocab_size=0 must be at least 1"):
         LanguageModel(SMALL, 0)
-
-
-def test_a_snapshot_outlives_the_state_it_was_taken_from() -> None:
-    model, tokens = build(CONFIGS["gated_deltanet-hybrid"]), draw_tokens()
-    with torch.no_grad():
-        _, state = model.extend(tokens[:, :9], model.initial_state(2))
-        kept = snapshot(state)
-        first, _ = model.step(tokens[:, 9], state)
-        second, _ = model.step(tokens[:, 9], kept)
-    assert torch.equal(first, second)
