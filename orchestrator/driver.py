@@ -54,12 +54,12 @@ def reconcile(plan: Plan, provenance: Provenance, console: Console) -> int:
                 _announce(plan, console)
                 plan = run_lanes(plan, provenance, progress.tick, progress.finish)
         except KeyboardInterrupt:
-            plan = plan.refreshed()
-            progress.finish()
-            compact(plan)
-            view.close("KILLED", {}, _note(plan))
+            _leave(plan.refreshed(), progress, view, "KILLED")
             console.print("interrupted; the same command continues")
             return EXIT_INTERRUPTED
+        except Exception:
+            _leave(plan.refreshed(), progress, view, "FAILED")
+            raise
         progress.finish()
         compact(plan)
         metrics = report(plan.ledger, view, console)
@@ -72,6 +72,13 @@ def reconcile(plan: Plan, provenance: Provenance, console: Console) -> int:
             console.print(f"  {name}: {plan.states[name].end.get('error', '')}", markup=False)
         return EXIT_FAILED
     return EXIT_DONE
+
+
+def _leave(plan: Plan, progress: "_Progress", view: MlflowView, status: str) -> None:
+    """Leave Parquet and MLflow as true as they can be when a sweep ends early."""
+    progress.finish()
+    compact(plan)
+    view.close(status, {}, _note(plan))
 
 
 class _Progress:

@@ -1,5 +1,6 @@
 """How a trial can fail, how an exception is classed, and what each class is worth."""
 
+import traceback
 from dataclasses import asdict
 
 from orchestrator.config import RetriesConfig
@@ -18,7 +19,9 @@ def classify(error: BaseException) -> str:
     # torch is not imported here: this runs in the driver as well.
     if type(error).__name__ == "OutOfMemoryError":
         return "oom_gpu"
-    if type(error).__name__ == "DatasetError":
+    frames = traceback.walk_tb(error.__traceback__)
+    rooms = [str(frame.f_globals.get("__name__", "")) for frame, _ in frames]
+    if any(room.startswith("orchestrator.data.") for room in rooms):
         return "data"
     return "user_bug"
 

@@ -1,0 +1,118 @@
+"""A worker process: how it journals what ends a trial, and what retires it."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict
+
+import pytest
+
+from orchestrator import worker
+from orchestrator.config import RetriesConfig, TrialConfig, trial_to_dict
+from orchestrator.errors import LedgerError
+from orchestrator.failures import classify, grants_retry, mlflow_status
+from orchestrator.ledger import last_event, opening
+from orchestrator.worker import Job, WorkerRetiredError, run_job
+
+
+def job(folder):
+    return Job(
+        lane="loss",
+        replicate_id="cabc-s0",
+        seed=0,
+        config=trial_to_dict(TrialConfig()),
+        journal=str(folder / "attempt-0001.jsonl"),
+        folder=str(folder),
+        data_folder=str(folder / "nowhere"),
+        device="cpu",
+        precision="fp32",
+        threads=1,
+        steps=2,
+        warmup_steps=1,
+        stamp={"git_commit": "abc"},
+    )
+
+
+def test_a_trial_that_raises_is_journalled_and_retires_its_worker(tmp_path):
+    with pytest.raises(WorkerRetiredError, match="cabc-s0"):
+        run_job(job(tmp_path), position=3)
+    end = last_event(tmp_path / "attempt-0001.jsonl")
+    assert (end["event"], end["status"]) == ("end", "failed")
+    assert end["failure_class"] == "data"
+    assert "nowhere" in end["error"]
+    assert "Traceback" in end["traceback"]
+    assert "Traceback" in (tmp_path / "output.log").read_text()
+    claim = opening(tmp_path / "attempt-0001.jsonl")
+    assert (claim["worker_position"], claim["git_commit"], claim["pid"]) == (3, "abc", os.getpid())
+
+
+def test_what_a_trial_prints_is_in_its_own_log(tmp_path, monkeypatch):
+    def print_and_fail(*arguments, **options):
+        sys.stdout.write("hello from the trial\n")
+        raise MemoryError("too much")
+
+    monkeypatch.setattr(worker, "run_trial", print_and_fail)
+    with pytest.raises(WorkerRetiredError):
+        run_job(job(tmp_path), position=0)
+    assert "hello from the trial" in (tmp_path / "output.log").read_text()
+    assert last_event(tmp_path / "attempt-0001.jsonl")["failure_class"] == "oom_host"
+
+
+def _sleep_in_a_trial(folder):
+    def wait(*arguments, **options):
+        (folder / "began").touch()
+        time.sleep(60)
+
+    worker.run_trial = wait
+    run_job(job(folder), position=0)
+
+
+def test_sigterm_is_journalled_as_preemption(tmp_path):
+    process = multiprocessing.get_context("spawn").Process(
+        target=_sleep_in_a_trial, args=(tmp_path,)
+    )
+    process.start()
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "began").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(30)
+    end = last_event(tmp_path / "attempt-0001.jsonl")
+    assert (end["status"], end["failure_class"]) == ("failed", "preempted")
+    assert mlflow_status(end["status"], end["failure_class"]) == "KILLED"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), "oom_host"),
+        (type("OutOfMemoryError", (RuntimeError,), {})(), "oom_gpu"),
+        (ValueError("bug"), "user_bug"),
+        (LedgerError("bug"), "user_bug"),
+    ],
+    ids=["host", "gpu", "bug", "ours"],
+)
+def test_an_exception_has_one_class(error, expected):
+    assert classify(error) == expected
+
+
+def test_retries_are_counted_and_a_result_is_never_repeated():
+    retries = RetriesConfig(preempted=2)
+    assert [grants_retry(retries, "preempted", n) for n in range(3)] == [True, True, False]
+    assert not grants_retry(retries, "user_bug", 0)
+    assert not grants_retry(retries, "diverged", 0)
+
+
+def test_no_retries_at_all_can_be_asked_for():
+    none = RetriesConfig(**dict.fromkeys(asdict(RetriesConfig()), 0))
+    assert not any(grants_retry(none, name, 0) for name in asdict(none))
+
+
+def test_a_worker_that_grew_is_retired(monkeypatch):
+    first = worker.baseline()
+    assert worker.drift(first) is None
+    monkeypatch.setattr(worker, "HOST_MEMORY_DRIFT_BYTES", -(2**40))
+    assert "host memory" in worker.drift(first)
