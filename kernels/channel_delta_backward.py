@@ -314,6 +314,28 @@ def channel_delta_key_grads_kernel(
     at_k = rows[:, None] * (HV * K) + o_k[None, :]
     at_c = rows[:, None] * (HV * C) + rows[None, :]
 
+    # through the memory: the rows' part in the reads, erasures and writes of the whole chunk
+    b_dq = tl.zeros([C, BK], tl.float32)
+    b_dbk = tl.zeros([C, BK], tl.float32)
+    b_dk = tl.zeros([C, BK], tl.float32)
+    b_dtotal = tl.zeros([BK], tl.float32)
+    for i_v in range(tl.cdiv(V, BV)):
+        o_v = i_v * BV + tl.arange(0, BV)
+        at_v = rows[:, None] * (HV * V) + o_v[None, :]
+        m_tile = m[:, None] & (o_v < V)[None, :]
+        at_state = (i_chunk * HV + i_hv) * K * V + (o_k[:, None] * V + o_v[None, :])
+        # an empty chunk, beyond the last packed one, has no memory that was ever written
+        m_state = (o_k < tl.where(end > start, K, 0))[:, None] & (o_v < V)[None, :]
+        b_dO = tl.load(d_out + first * V + at_v, mask=m_tile, other=0.0)
+        b_dY = tl.load(d_solved + first * V + at_v, mask=m_tile, other=0.0)
+        b_R = tl.load(residual + first * V + at_v, mask=m_tile, other=0.0)
+        b_S = tl.load(chunk_state + at_state, mask=m_state, other=0.0)
+        b_dS = tl.load(d_chunk_state + at_state, mask=m_state, other=0.0)
+        b_dq = tl.dot(b_dO, tl.trans(b_S), b_dq, input_precision=PRECISION)
+        b_dbk = tl.dot(b_dY, tl.trans(b_S), b_dbk, input_precision=PRECISION)
+        b_dk = tl.dot(b_R, tl.trans(b_dS), b_dk, input_precision=PRECISION)
+        b_dtotal += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
+
     b_q = tl.load(q + rows[:, None] * stride_q + o_k[None, :], mask=m_k, other=0.0)
     b_k = tl.load(k + rows[:, None] * stride_k + o_k[None, :], mask=m_k, other=0.0)
     dtype = b_q.dtype
@@ -327,17 +349,36 @@ def channel_delta_key_grads_kernel(
     else:
         b_b = tl.load(erase + at_row, mask=m, other=0.0).to(tl.float32)[:, None]
     b_bk = b_k * b_b
-    b_dP = tl.load(d_scores + first * C + at_c, mask=m[:, None], other=0.0)
-    b_dL = tl.load(d_lower + first * C + at_c, mask=m[:, None], other=0.0)
-
-    b_dq = tl.zeros([C, BK], tl.float32)
-    b_dk = tl.zeros([C, BK], tl.float32)
-    b_dbk = tl.zeros([C, BK], tl.float32)
-    b_dg = tl.zeros([C, BK], tl.float32)
-    at_mask = rows[:, None] * C + rows[None, :]
     b_g = tl.load(log_decay + first * K + at_k, mask=m_k, other=0.0)
     b_g, b_high, b_low = split_log_decay(b_g)
+    at_mask = rows[:, None] * C + rows[None, :]
     masks_t = masks + (LEVELS + 2) * C * C
+
+    at_level = LEVELS * C * C + at_mask
+    b_sum = interval_sums(tl.load(masks + at_level), b_g, b_high, b_low, EXACT, PRECISION)
+    b_G = tl.math.exp2(b_sum)
+    b_dq *= b_G * scale
+    b_dbk *= -b_G
+    b_dg = tl.zeros([C, BK], tl.float32)
+    b_dsum = b_q * b_dq + b_bk * b_dbk
+    b_dg = add_interval_grads(b_dg, tl.load(masks_t + at_level), b_dsum, EXACT, PRECISION)
+    at_level = (LEVELS + 1) * C * C + at_mask
+    b_sum = interval_sums(tl.load(masks + at_level), b_g, b_high, b_low, EXACT, PRECISION)
+    b_dk *= tl.math.exp2(b_sum)
+    b_dsum = b_k * b_dk
+    b_dg = add_interval_grads(b_dg, tl.load(masks_t + at_level), b_dsum, EXACT, PRECISION)
+    at_decay = (i_chunk * HV + i_hv) * K + o_k
+    b_dtotal *= tl.load(chunk_decay + at_decay, mask=o_k < K, other=0.0)
+    b_dg += b_dtotal[None, :]
+
+    # the pairs of a token with itself have no decay between them
+    b_self = tl.load(d_diagonal + at_row, mask=m, other=0.0)
+    b_dq += b_self[:, None] * b_k
+    b_dk += b_self[:, None] * b_q
+
+    # through the pairs inside the chunk
+    b_dP = tl.load(d_scores + first * C + at_c, mask=m[:, None], other=0.0)
+    b_dL = tl.load(d_lower + first * C + at_c, mask=m[:, None], other=0.0)
     at_cut = (LEVELS - 1) * C * C + at_mask
     b_sum = interval_sums(tl.load(masks + at_cut), b_g, b_high, b_low, EXACT, PRECISION)
     if tl.min(b_sum) >= ONE_CUT_LIMIT:
@@ -361,9 +402,9 @@ def channel_delta_key_grads_kernel(
         b_dsum -= b_xk.to(tl.float32) * b_col
         b_dsum = tl.where(later, b_dsum, -b_dsum)
         b_dg = add_interval_grads(b_dg, tl.load(masks_t + at_cut), b_dsum, EXACT, PRECISION)
-        b_dq = b_read * b_E
-        b_dbk = b_erase * b_E
-        b_dk = b_col * b_F
+        b_dq += b_read * b_E
+        b_dbk += b_erase * b_E
+        b_dk += b_col * b_F
     else:
         for level in range(LEVELS):
             at_level = level * C * C + at_mask
@@ -383,52 +424,9 @@ def channel_delta_key_grads_kernel(
             b_dk += tl.where(later, 0.0, b_read + b_erase)
             b_dg = add_interval_grads(b_dg, tl.load(masks_t + at_level), b_dsum, EXACT, PRECISION)
 
-    # the pairs of a token with itself have no decay between them
-    b_self = tl.load(d_diagonal + at_row, mask=m, other=0.0)
-    b_dq += b_self[:, None] * b_k
-    b_dk += b_self[:, None] * b_q
-
-    b_dOS = tl.zeros([C, BK], tl.float32)
-    b_dYS = tl.zeros([C, BK], tl.float32)
-    b_RdS = tl.zeros([C, BK], tl.float32)
-    b_dtotal = tl.zeros([BK], tl.float32)
-    for i_v in range(tl.cdiv(V, BV)):
-        o_v = i_v * BV + tl.arange(0, BV)
-        at_v = rows[:, None] * (HV * V) + o_v[None, :]
-        m_tile = m[:, None] & (o_v < V)[None, :]
-        at_state = (i_chunk * HV + i_hv) * K * V + (o_k[:, None] * V + o_v[None, :])
-        # an empty chunk, beyond the last packed one, has no memory that was ever written
-        m_state = (o_k < tl.where(end > start, K, 0))[:, None] & (o_v < V)[None, :]
-        b_dO = tl.load(d_out + first * V + at_v, mask=m_tile, other=0.0)
-        b_dY = tl.load(d_solved + first * V + at_v, mask=m_tile, other=0.0)
-        b_R = tl.load(residual + first * V + at_v, mask=m_tile, other=0.0)
-        b_S = tl.load(chunk_state + at_state, mask=m_state, other=0.0)
-        b_dS = tl.load(d_chunk_state + at_state, mask=m_state, other=0.0)
-        b_dOS = tl.dot(b_dO, tl.trans(b_S), b_dOS, input_precision=PRECISION)
-        b_dYS = tl.dot(b_dY, tl.trans(b_S), b_dYS, input_precision=PRECISION)
-        b_RdS = tl.dot(b_R, tl.trans(b_dS), b_RdS, input_precision=PRECISION)
-        b_dtotal += tl.sum(b_S.to(tl.float32) * b_dS.to(tl.float32), 1)
-
-    at_level = LEVELS * C * C + at_mask
-    b_sum = interval_sums(tl.load(masks + at_level), b_g, b_high, b_low, EXACT, PRECISION)
-    b_G = tl.math.exp2(b_sum)
-    b_dOS *= b_G * scale
-    b_dYS *= -b_G
-    b_dsum = b_q * b_dOS + b_bk * b_dYS
-    b_dg = add_interval_grads(b_dg, tl.load(masks_t + at_level), b_dsum, EXACT, PRECISION)
-    at_level = (LEVELS + 1) * C * C + at_mask
-    b_sum = interval_sums(tl.load(masks + at_level), b_g, b_high, b_low, EXACT, PRECISION)
-    b_RdS *= tl.math.exp2(b_sum)
-    b_dsum = b_k * b_RdS
-    b_dg = add_interval_grads(b_dg, tl.load(masks_t + at_level), b_dsum, EXACT, PRECISION)
-    at_decay = (i_chunk * HV + i_hv) * K + o_k
-    b_dtotal *= tl.load(chunk_decay + at_decay, mask=o_k < K, other=0.0)
-    b_dg += b_dtotal[None, :]
     tl.store(d_log_decay + first * K + at_k, b_dg.to(d_log_decay.dtype.element_ty), mask=m_k)
 
-    b_dq += b_dOS
-    b_dbk += b_dYS
-    b_dk += b_RdS + b_b * b_dbk
+    b_dk += b_b * b_dbk
     if CHANNEL_GATES:
         tl.store(d_erase + first * K + at_k, (b_k * b_dbk).to(d_erase.dtype.element_ty), mask=m_k)
     else:
