@@ -6,7 +6,9 @@ filled there), and the figure that counts is the median. Whether the device was 
 caller's to know.
 """
 
+import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ from orchestrator.training.ranks import ALONE, Ranks
 from orchestrator.training.runtime import Runtime
 from orchestrator.training.session import Session, open_session
 
+OPTIMIZER_STEPS = 10
+"""Most repetitions of the optimizer's step alone; it varies little."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeedOutcome:
@@ -30,6 +35,8 @@ class SpeedOutcome:
         step_seconds_median: median time of a step.
         step_seconds_lower: its first quartile.
         step_seconds_upper: its third quartile.
+        optimizer_seconds_median: median time of the optimizer's part of a step, timed by itself
+            after the whole steps, so that no wait is put into them.
         steps: timed steps.
         warmup_steps: untimed steps before them.
         peak_memory_bytes: largest device memory; on CPU the process's largest resident memory.
@@ -44,6 +51,7 @@ class SpeedOutcome:
     step_seconds_median: float
     step_seconds_lower: float
     step_seconds_upper: float
+    optimizer_seconds_median: float
     steps: int
     warmup_steps: int
     peak_memory_bytes: int
@@ -96,6 +104,9 @@ def measure_speed(
             step_seconds_median=median,
             step_seconds_lower=lower,
             step_seconds_upper=upper,
+            optimizer_seconds_median=statistics.median(
+                _timed(runtime, session.optimizer.step) for _ in range(min(steps, OPTIMIZER_STEPS))
+            ),
             steps=steps,
             warmup_steps=warmup_steps,
             peak_memory_bytes=runtime.peak_memory_bytes(),
@@ -108,18 +119,26 @@ def measure_speed(
 
 def _timed_step(session: Session, index: int) -> float:
     """Seconds of one step; past the end of the budget the last rates stay."""
-    config, runtime = session.config, session.runtime
+    config = session.config
+
+    def step() -> None:
+        set_rates(session.optimizer, config, min(index, config.num_steps - 1))
+        train_step(
+            session.model,
+            session.optimizer,
+            load_micro_batches(session.batches, config, index, session.runtime, session.ranks),
+            config.clip_norm,
+            session.runtime,
+            session.ranks,
+        )
+
+    return _timed(session.runtime, step)
+
+
+def _timed(runtime: Runtime, work: Callable[[], object]) -> float:
+    """Seconds from an idle device to an idle device."""
     runtime.synchronize()
     started = time.perf_counter()
-    set_rates(session.optimizer, config, min(index, config.num_steps - 1))
-    micro_batches = load_micro_batches(session.batches, config, index, runtime, session.ranks)
-    train_step(
-        session.model,
-        session.optimizer,
-        micro_batches,
-        config.clip_norm,
-        runtime,
-        session.ranks,
-    )
+    work()
     runtime.synchronize()
     return time.perf_counter() - started

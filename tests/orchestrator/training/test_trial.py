@@ -326,6 +326,7 @@ def test_speed_is_that_of_whole_steps(tiny_trial, data_folder):
     assert outcome.tokens_per_second == pytest.approx(64 / outcome.step_seconds_median)
     assert 0 < outcome.step_seconds_lower <= outcome.step_seconds_median
     assert outcome.step_seconds_median <= outcome.step_seconds_upper
+    assert 0 < outcome.optimizer_seconds_median < outcome.step_seconds_median
     assert outcome.device_name
     assert {"tokens_per_second", "step_seconds_median", "device_name", "kernel_impl"} <= set(
         outcome.as_fields()
