@@ -35,8 +35,6 @@ from kernels.dispatch import Rule, call_delta_rule
 # Axis letters: B batch, T time, H heads, K key dim, V value dim, C position in a chunk, Z chunks
 # of all sequences · HV.
 
-CHUNK = 32
-
 
 def _chunked(
     q: Tensor,
@@ -50,7 +48,7 @@ def _chunked(
     initial_state: Tensor | None,
     qk_l2norm: bool = False,
     cu_seqlens: Tensor | None = None,
-    size: int = CHUNK,
+    size: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(out, final_state, residual); erase and write may also be one number per head."""
     inputs = ChunkedInputs.of(
@@ -89,17 +87,33 @@ def _chunked_kimi(
     return _chunked(q, k, v, erase=beta, write=beta, **options)
 
 
+def _triton_kimi(*args: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The Kimi rule's Triton kernels, which exist on Linux only and are imported on demand."""
+    from kernels import channel_delta_triton  # noqa: PLC0415
+
+    return channel_delta_triton.kimi_delta_rule(*args, **options)
+
+
+def _triton(*args: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of the gated delta rule 2, likewise."""
+    from kernels import channel_delta_triton  # noqa: PLC0415
+
+    return channel_delta_triton.gated_delta_rule_2(*args, **options)
+
+
 KIMI_DELTA_RULE: dict[str, Rule] = {
     "reference": reference.kimi_delta_rule,
     "chunked": _chunked_kimi,
+    "triton": _triton_kimi,
 }
-"""The implementations of `kimi_delta_rule`; add to `launch.TRITON_OPS` when you add `triton`."""
+"""The implementations of `kimi_delta_rule`."""
 
 GATED_DELTA_RULE_2: dict[str, Rule] = {
     "reference": reference.gated_delta_rule_2,
     "chunked": _chunked,
+    "triton": _triton,
 }
-"""The implementations of `gated_delta_rule_2`, likewise."""
+"""The implementations of `gated_delta_rule_2`."""
 
 
 def kimi_delta_rule(

@@ -18,6 +18,15 @@ from kernels.norm import l2_norm
 # chunk, N chunks of all sequences, Z = N · HV.
 
 
+def chunk_size(key_dim: int) -> int:
+    """C for heads of this key dim: the largest power of two up to K, from 16 to 64.
+
+    Inside a chunk the work per token grows with C, between chunks with K² / C, so that they balance
+    near C = K; beyond 64 the triangular solve outgrows everything else.
+    """
+    return min(64, max(16, 1 << (key_dim.bit_length() - 1)))
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkLayout:
     """Where each token of `[B, T, ...]` stands in a list of N chunks of C slots.
@@ -137,12 +146,12 @@ class ChunkedInputs:
         initial_state: Tensor | None,
         cu_seqlens: Tensor | None,
         qk_l2norm: bool,
-        size: int,
+        size: int | None,
     ) -> "ChunkedInputs":
         """Cuts q, k `[B, T, H, K]` and v `[B, T, HV, V]`; an absent initial state is zero."""
         dtype = state_dtype(v.dtype)
         (B, T, H, K), (HV, V) = q.shape, v.shape[2:]
-        layout = ChunkLayout.of(B, T, cu_seqlens, size)
+        layout = ChunkLayout.of(B, T, cu_seqlens, chunk_size(K) if size is None else size)
         q, k, v = (layout.split(x.to(dtype)) for x in (q, k, v))
         if qk_l2norm:
             q, k = l2_norm(q), l2_norm(k)

@@ -7,7 +7,15 @@ import torch
 IMPLEMENTATIONS = ("reference", "chunked", "triton")
 """Every implementation by its name: the loop over time, its chunked form, the Triton kernels."""
 
-TRITON_OPS = frozenset({"delta_rule", "gated_delta_rule", "linear_attention"})
+TRITON_OPS = frozenset(
+    {
+        "delta_rule",
+        "gated_delta_rule",
+        "gated_delta_rule_2",
+        "kimi_delta_rule",
+        "linear_attention",
+    }
+)
 """Public ops that have Triton kernels; each op's module holds the function in its own table."""
 
 

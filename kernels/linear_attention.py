@@ -47,7 +47,6 @@ from kernels.state_scan import scan_states
 # of all sequences · HV.
 
 FEATURE_MAPS = ("elu1", "identity")
-CHUNK = 64
 
 State = Tensor | tuple[Tensor, Tensor]
 """A memory, or a memory and a key sum."""
@@ -80,7 +79,7 @@ def _chunked(
     initial_state: State | None,
     cu_seqlens: Tensor | None = None,
     eps: float = 1e-6,
-    size: int = CHUNK,
+    size: int | None = None,
 ) -> tuple[Tensor, State]:
     """(out, final_state) of linear attention."""
     dtype = torch.float64 if v.dtype == torch.float64 else torch.float32

@@ -36,11 +36,15 @@ class _ScalarFactors(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_between: Tensor, d_entering: Tensor) -> Tensor:
         between, entering = ctx.saved_tensors
-        d_exponent = (d_between * between).tril_(-1).double()
-        d_total = d_exponent.sum(-1) - d_exponent.sum(-2) + d_entering * entering
-        # The gradient of a log decay sums those of all later totals.
-        d_log_decay: Tensor = d_total.flip(-1).cumsum(-1).flip(-1).to(between.dtype)
-        return d_log_decay
+        size = between.shape[-1]
+        d_exponent = (d_between * between).tril_(-1)
+        # Token t's decay is in the exponents with j < t ≤ i. Summing rows i ≥ t first and columns
+        # j < t afterwards adds just those; sums over rows less sums over columns would add all
+        # with i, j ≥ t as well, twice with opposite signs.
+        since = torch.ones(size, size, dtype=between.dtype, device=between.device).triu()
+        from_row = torch.bmm(since.expand_as(between), d_exponent)
+        d_entering_total = (d_entering * entering).flip(-1).cumsum(-1).flip(-1)
+        return from_row.tril_(-1).sum(-1) + d_entering_total
 
 
 def scalar_factors(log_decay: Tensor) -> tuple[Tensor, Tensor]:

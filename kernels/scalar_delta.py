@@ -31,8 +31,6 @@ from kernels.scalar_decay import scalar_factors
 # Axis letters: B batch, T time, H heads, K key dim, V value dim, C position in a chunk, Z chunks
 # of all sequences · HV.
 
-CHUNK = 64
-
 
 def _chunked(
     q: Tensor,
@@ -45,7 +43,7 @@ def _chunked(
     initial_state: Tensor | None,
     qk_l2norm: bool = False,
     cu_seqlens: Tensor | None = None,
-    size: int = CHUNK,
+    size: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(out, final_state, residual) of the gated delta rule, or the delta rule without decay."""
     inputs = ChunkedInputs.of(

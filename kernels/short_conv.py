@@ -43,8 +43,7 @@ class _ConvSilu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor]:
         padded, weight, total = ctx.saved_tensors
-        sigmoid = total.sigmoid()
-        d_total = d_out * sigmoid * (1 + total * (1 - sigmoid))
+        d_total = torch.ops.aten.silu_backward(d_out, total)
         d_padded, d_weight = torch.zeros_like(padded), torch.empty_like(weight)
         length = total.shape[1]
         for tap in range(weight.shape[1]):
