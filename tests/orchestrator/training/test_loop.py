@@ -1,13 +1,14 @@
 """Steps and runs of steps: accumulation, clipping, cadence, divergence, what is read when."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from models.configs import MIXER_CONFIGS
-from orchestrator.config import BatchConfig, EvalConfig, LogConfig
+from orchestrator.config import BatchConfig, EvalConfig, LogConfig, TrialConfig
 from orchestrator.training.evaluate import Evaluation
 from orchestrator.training.loop import (
     fit,
@@ -16,7 +17,12 @@ from orchestrator.training.loop import (
     train_step,
     windows_per_pass,
 )
-from orchestrator.training.optim.configs import OPTIMIZER_CONFIGS, AdamWConfig, MuonConfig
+from orchestrator.training.optim.configs import (
+    MATRIX_STEPS,
+    OPTIMIZER_CONFIGS,
+    AdamWConfig,
+    MuonConfig,
+)
 from orchestrator.training.runtime import Runtime
 from orchestrator.training.schedule import ScheduleConfig
 from orchestrator.training.session import Session, open_session
@@ -94,7 +100,23 @@ def test_gradients_above_the_norm_are_scaled_down_to_it(tiny_trial, data_folder)
 def test_every_mixer_with_every_optimizer_learns_one_batch_by_heart(
     tiny_trial, data_folder, mixer, optimizer
 ):
-    config = tiny_trial(mixer=mixer, steps=40, optimizer=FAST[optimizer])
+    losses = losses_on_one_batch(
+        tiny_trial(mixer=mixer, steps=40, optimizer=FAST[optimizer]), data_folder
+    )
+    assert losses[0] == pytest.approx(math.log(300), abs=0.3)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("variant", MATRIX_STEPS)
+@pytest.mark.parametrize("split", ["blocks", "fused"])
+def test_every_variant_of_muon_learns_one_batch_by_heart(tiny_trial, data_folder, variant, split):
+    optimizer = MuonConfig(lr=0.02, adam_lr=0.02, variant=variant, split=split)
+    losses = losses_on_one_batch(tiny_trial(steps=40, optimizer=optimizer), data_folder)
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def losses_on_one_batch(config: TrialConfig, data_folder: Path) -> list[float]:
+    """Losses of 30 steps on the first batch again and again."""
     session = open_tiny(config, data_folder)
     micro_batches = list(load_micro_batches(session.batches, config, 0, session.runtime))
     losses = []
@@ -102,8 +124,7 @@ def test_every_mixer_with_every_optimizer_learns_one_batch_by_heart(
         set_rates(session.optimizer, config, index)
         loss, _ = train_step(session.model, session.optimizer, micro_batches, 1.0, session.runtime)
         losses.append(loss.item())
-    assert losses[0] == pytest.approx(math.log(300), abs=0.3)
-    assert losses[-1] < 0.5 * losses[0]
+    return losses
 
 
 def test_every_step_is_yielded_once_with_its_rates(tiny_trial, data_folder):

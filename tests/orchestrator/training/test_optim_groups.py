@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from models.configs import MIXER_CONFIGS
+from models.lm import LanguageModel
 from models.mixer import ParameterInfo
 from orchestrator.training.optim.build import OPTIMIZERS, build_optimizer, resolved_choices
 from orchestrator.training.optim.configs import (
@@ -44,6 +46,41 @@ def test_muon_takes_hidden_matrices_and_adam_the_rest(every_role):
     groups = groups_of(MuonConfig(), every_role())
     assert {n for n, group in groups.items() if group == "matrix"} == {"matrix", "fused", "routing"}
     assert set(groups) == {n for n, _ in every_role().named_parameters()}
+
+
+@pytest.mark.parametrize("config", [AdamWConfig(), MuonConfig()], ids=lambda c: c.name)
+@pytest.mark.parametrize("stack", ["pure", "hybrid"])
+@pytest.mark.parametrize("mixer", MIXER_CONFIGS)
+def test_every_parameter_of_every_model_is_in_one_group(tiny_trial, mixer, stack, config):
+    if mixer == "softmax" and stack == "hybrid":
+        pytest.skip("a hybrid is softmax layers among others")
+    model = LanguageModel(tiny_trial(mixer=mixer, stack=stack).model, 50)
+    table = build_optimizer(config, model).table
+    assert [row.name for row in table] == [name for name, _ in model.named_parameters()]
+    groups = {row.name: row.group for row in table}
+    assert groups["embedding.weight"] == groups["head.weight"] == "adam"
+    if config.name == "muon":
+        # Every matrix between embedding and head that mixes channels, and nothing else.
+        assert {n for n, group in groups.items() if group == "matrix"} == {
+            row.name
+            for row in table
+            if len(row.shape) == 2 and row.role not in ("embedding", "head", "convolution")
+        }
+    assert all(row.weight_decay == 0 for row in table if len(row.shape) == 1)
+
+
+def test_the_table_of_a_small_model(tiny_trial):
+    model = LanguageModel(tiny_trial(mixer="deltanet", stack="hybrid").model, 50)
+    text = format_table(build_optimizer(MuonConfig(lr=1e-3, adam_lr=1e-2), model).table)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert [line for line in lines if "blocks.0.mixer." in line or "blocks.1.mixer." in line] == [
+        "blocks.0.mixer.in_proj.weight 25×16 matrix matrix 0.001 0.1 decayed q:8 k:8 v:8 beta:1",
+        "blocks.0.mixer.conv.weight 24×4 convolution adam 0.01 0 decayed whole",
+        "blocks.0.mixer.out_norm.weight 8 norm adam_no_decay 0.01 0 decayed whole",
+        "blocks.0.mixer.out_proj.weight 16×8 matrix matrix 0.001 0.1 decayed whole",
+        "blocks.1.mixer.in_proj.weight 32×16 matrix matrix 0.001 0.1 decayed q:16 k:8 v:8",
+        "blocks.1.mixer.out_proj.weight 16×16 matrix matrix 0.001 0.1 decayed whole",
+    ]
 
 
 def test_a_role_can_be_moved_to_the_other_group(every_role):
