@@ -16,6 +16,7 @@ h3{font-size:.9rem;margin:0 0 2px;font-weight:600}
 .plot{width:100%}
 .tall{height:min(620px,max(430px,72vw))}
 .small{height:250px}
+.medium{height:300px}
 .panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr));gap:18px}
 .scroll{overflow-x:auto;margin:.6em 0}
 table{border-collapse:collapse;font-size:.86rem;font-variant-numeric:tabular-nums}

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from analysis.arms import Arm
+from analysis.front import Point
 from analysis.stats import Array, Interval, mean_interval
-from analysis.study import Point
 
 BUDGETS = {
     "device_seconds": "seconds of the device at the measured throughput",

@@ -7,7 +7,8 @@ import numpy as np
 
 from analysis import learning_rate as lr
 from analysis.arms import Arm, Cell
-from analysis.stats import MAX_EXACT_SEEDS, Array, Interval, mean_interval, resample_weights
+from analysis.resampling import MAX_EXACT_SEEDS, resample_weights
+from analysis.stats import Array, Interval, mean_interval
 
 TOLERANCE_NATS = 0.05
 """Margin of the tolerance width: rates within this of the best are as good for practice."""

@@ -14,9 +14,11 @@ from typing import Any
 from analysis import wording
 from analysis.comparison import ArmDifference, Comparison
 from analysis.cost_tables import csv_tables
+from analysis.csvtext import json_text
+from analysis.front import Hypervolume, Point
 from analysis.load import load_sweep
-from analysis.study import Comparable, Hypervolume, Point, Settings, Study, analyse
-from analysis.tables import json_text
+from analysis.markdown import markdown_page
+from analysis.study import Comparable, Settings, Study, analyse
 
 FORMAT = 1
 RELATIVE_TOLERANCE = 1e-9
@@ -220,8 +222,6 @@ def verify(folder: Path, report: Path | None = None) -> list[str]:
     Raises:
         ValueError: there is no readable `claims.json`, or the records are refused.
     """
-    from analysis.report import markdown_page  # noqa: PLC0415
-
     place = report or folder / "report"
     stored = _read_claims(place / "claims.json")
     settings = _settings(stored, place / "claims.json")

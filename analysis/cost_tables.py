@@ -3,9 +3,10 @@
 import math
 
 from analysis.budgets import matched_losses
+from analysis.csvtext import Row, csv_text, ends
 from analysis.scaling import build_families, exponent, find_crossovers, growth_percent
 from analysis.study import Study
-from analysis.tables import TABLES, Row, csv_text, ends
+from analysis.tables import TABLES
 from analysis.tradeoffs import trade_offs
 
 TRADE_OFF_COLUMNS = (

@@ -8,46 +8,15 @@ rows that cannot be compared are refused with their values.
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from analysis.matching import MATCHED, MATCHED_DEVICE, assign_groups, check_matched
-from orchestrator.records import CURVE_COLUMNS, STATUSES, TRIAL_COLUMNS, CurvePoint, TrialRecord
-
-NEEDED = ("seed", "lr", "status", "val_loss_nats")
-"""Columns without which there is no loss to compare."""
-
-ARM_COLUMNS = (
-    "mixer",
-    "stack",
-    "softmax_every",
-    "routing",
-    "residual",
-    "dt_init",
-    "optimizer",
-    "optimizer_variant",
-    "size",
-    "match",
-    "seq_len",
-    "batch_tokens",
-    "precision",
-)
-"""What makes an arm where `arm_id` is missing: the configuration without its rates and its seed."""
-
-POSITIVE = (
-    "tokens_per_second",
-    "step_seconds_median",
-    "decode_tokens_per_second",
-    "peak_memory_bytes",
-    "device_seconds",
-    "flops_per_token",
-)
-"""Quantities of which zero or less is no measurement."""
+from analysis.tidy import conform, tidy
+from orchestrator.records import CURVE_COLUMNS, STATUSES, CurvePoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +111,7 @@ def load_sweep(folder: Path, *, compare_within: tuple[str, ...] | None = None) -
         within = tuple(str(path) for path in spec_value(spec, "compare_within", None) or ())
     notes: list[str] = []
     has_losses = spec_value(spec, "purpose", "compare") != "measure"
-    trials = _tidy(frame, folder, notes, has_losses=has_losses)
+    trials = tidy(frame, str(folder / "trials.parquet"), notes, has_losses=has_losses)
     wanted = trials["desired"].fillna(True).astype(bool)
     not_desired = int((~wanted).sum())
     trials = trials[wanted].reset_index(drop=True)
@@ -190,153 +159,6 @@ def _read_table(path: Path) -> pd.DataFrame:
         raise ValueError(f"{path} is not readable as Parquet: {reason}") from error
 
 
-def _kinds(record: type[Any]) -> dict[str, str]:
-    """Column to `flag`, `number` or `text`, from the record's annotations."""
-    kinds = {}
-    for name, hint in get_type_hints(record).items():
-        members = getattr(hint, "__args__", (hint,))
-        if bool in members:
-            kinds[name] = "flag"
-        else:
-            kinds[name] = "number" if {int, float} & set(members) else "text"
-    return kinds
-
-
-def _conform(
-    frame: pd.DataFrame, record: type[Any], columns: tuple[str, ...], where: str
-) -> pd.DataFrame:
-    """All `columns` with their kinds; those that are missing are null."""
-    kinds = _kinds(record)
-    result = pd.DataFrame(index=frame.index)
-    for name in columns:
-        values = frame[name] if name in frame else pd.Series(None, index=frame.index, dtype=object)
-        if kinds[name] == "number":
-            numbers = pd.to_numeric(values, errors="coerce").astype(float)
-            bad = values[numbers.isna() & values.notna()]
-            # Text such as "nan" is a number that is not one; anything else is a wrong column.
-            bad = bad[bad.map(lambda value: str(value).strip().lower() != "nan")]
-            if len(bad):
-                raise ValueError(
-                    f"{where}: {name}={bad.iloc[0]!r} in row {bad.index[0]} is not a number"
-                )
-            result[name] = numbers
-        elif kinds[name] == "flag":
-            result[name] = values.astype("boolean")
-        else:
-            result[name] = values.map(lambda v: None if pd.isna(v) else str(v)).astype(object)
-    return result
-
-
-def _tidy(frame: pd.DataFrame, folder: Path, notes: list[str], *, has_losses: bool) -> pd.DataFrame:
-    where = str(folder / "trials.parquet")
-    missing = [name for name in NEEDED if name not in frame]
-    if missing:
-        raise ValueError(f"{where} lacks {', '.join(missing)}; a comparison of losses needs them")
-    if "arm_id" not in frame and "mixer" not in frame:
-        raise ValueError(f"{where} has neither arm_id nor mixer: nothing says what was trained")
-    if frame.empty:
-        raise ValueError(f"{where} has no rows: the sweep has no replicates yet")
-    trials = _conform(frame.reset_index(drop=True), TrialRecord, TRIAL_COLUMNS, where)
-    _check_ranges(trials, where)
-    _derive_ids(trials, notes)
-    for keys in (["replicate_id"], ["cell_id", "seed"]):
-        twice = trials[trials.duplicated(keys)]
-        if len(twice):
-            value = ", ".join(f"{key}={twice.iloc[0][key]}" for key in keys)
-            raise ValueError(f"{where}: {value} appears twice; one row per replicate is needed")
-    trials["state"] = trials["status"]
-    # A sweep that only measures speed has no losses to be finite.
-    blown = (trials["status"] == "completed") & ~np.isfinite(trials["val_loss_nats"])
-    blown &= has_losses
-    trials.loc[blown, "state"] = "diverged"
-    if blown.any():
-        notes.append(
-            f"{_replicates(blown)} completed without a finite validation loss; counted as diverged."
-        )
-    _unmeasure(trials, notes)
-    _mention_mixtures(trials, notes)
-    return trials
-
-
-def _check_ranges(trials: pd.DataFrame, where: str) -> None:
-    unknown = trials[~trials["status"].isin(STATUSES)]
-    if len(unknown):
-        raise ValueError(
-            f"{where}: status={unknown.iloc[0]['status']!r} in row {unknown.index[0]} must be one "
-            f"of {', '.join(STATUSES)}"
-        )
-    for name, rule in (("lr", "a finite number, at least 0"), ("seed", "a whole number")):
-        values = trials[name]
-        good = np.isfinite(values) & ((values >= 0) if name == "lr" else (values % 1 == 0))
-        if not good.all():
-            row = trials.index[~good][0]
-            raise ValueError(f"{where}: {name}={values[row]} in row {row} must be {rule}")
-    trials["seed"] = trials["seed"].astype(int)
-
-
-def _derive_ids(trials: pd.DataFrame, notes: list[str]) -> None:
-    """Fills `arm_id`, `cell_id` and `replicate_id` where they are missing."""
-
-    def text(value: Any) -> str:
-        return f"{value:g}" if isinstance(value, float) else str(value)
-
-    known = [name for name in ARM_COLUMNS if trials[name].notna().any()]
-    rules: dict[str, Callable[[pd.Series[Any]], str]] = {
-        "arm_id": lambda row: "-".join(text(row[k]) for k in known if pd.notna(row[k])),
-        "cell_id": lambda row: (
-            row["arm_id"]
-            + "".join(f"-{key}{row[key]:g}" for key in ("lr", "adam_lr") if pd.notna(row[key]))
-        ),
-        "replicate_id": lambda row: f"{row['cell_id']}-{row['seed']}",
-    }
-    for name, rule in rules.items():
-        absent = trials[name].isna()
-        if absent.any():
-            trials.loc[absent, name] = trials[absent].apply(rule, axis=1)
-            notes.append(f"{name} was missing in {_replicates(absent)} and was derived.")
-
-
-def _unmeasure(trials: pd.DataFrame, notes: list[str]) -> None:
-    """Turns speeds and sizes that are no measurement into nulls, and says so."""
-    for name in POSITIVE:
-        bad = trials[name].notna() & ~(np.isfinite(trials[name]) & (trials[name] > 0))
-        if bad.any():
-            trials.loc[bad, name] = np.nan
-            notes.append(
-                f"{name} is not a positive number in {_replicates(bad)}; taken as not measured."
-            )
-    shared = (trials["exclusive"] == False).fillna(False).astype(bool)  # noqa: E712
-    shared &= trials["tokens_per_second"].notna()
-    if shared.any():
-        trials.loc[shared, ["tokens_per_second", "step_seconds_median"]] = np.nan
-        notes.append(
-            f"tokens_per_second of {_replicates(shared)} was measured on a shared device; taken as "
-            "not measured."
-        )
-    if (trials["lr"] == 0).any():
-        notes.append(
-            f"{_replicates(trials['lr'] == 0)} trained at a learning rate of 0, which has no place "
-            "on a logarithmic axis; tables list them."
-        )
-
-
-def _mention_mixtures(trials: pd.DataFrame, notes: list[str]) -> None:
-    for name, noun in (("git_commit", "commits"), ("torch_version", "versions of torch")):
-        values = sorted(trials.loc[trials["state"] == "completed", name].dropna().unique())
-        if len(values) > 1:
-            shown = ", ".join(value[:12] for value in values[:4])
-            more = ", …" if len(values) > 4 else ""
-            notes.append(f"Replicates ran under {len(values)} {noun}: {shown}{more}.")
-    dirty = trials["git_dirty"].fillna(False).astype(bool)
-    if dirty.any():
-        notes.append(f"{_replicates(dirty)} ran from a checkout with uncommitted changes.")
-
-
-def _replicates(mask: "pd.Series[bool]") -> str:
-    count = int(mask.sum())
-    return f"{count} replicate" if count == 1 else f"{count} replicates"
-
-
 def _account(
     trials: pd.DataFrame, not_desired: int, spec: dict[str, Any], notes: list[str]
 ) -> Accounting:
@@ -372,7 +194,7 @@ def _read_curves(folder: Path, trials: pd.DataFrame, notes: list[str]) -> pd.Dat
     missing = [name for name in ("replicate_id", "step", "tokens") if name not in frame]
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}; a curve needs them")
-    curves = _conform(frame.reset_index(drop=True), CurvePoint, CURVE_COLUMNS, str(path))
+    curves = conform(frame.reset_index(drop=True), CurvePoint, CURVE_COLUMNS, str(path))
     known = curves["replicate_id"].isin(trials["replicate_id"])
     foreign = curves.loc[~known, "replicate_id"].nunique()
     if foreign:

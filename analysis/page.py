@@ -8,17 +8,29 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from analysis.assets import SCRIPT, STYLE
-from analysis.figures.pareto import pareto_caption
+from analysis.figures.curves import build_curves, curves_caption
+from analysis.figures.pareto_parts import pareto_caption
 from analysis.figures.rows import differences_caption
-from analysis.interactive import difference_figure, pareto_figure, rate_figures
+from analysis.figures.scaling import scaling_caption
+from analysis.interactive.costs import curves_figure, scaling_figure, trade_off_figure
+from analysis.interactive.learning_rate import rate_figures
+from analysis.interactive.pareto import pareto_figure
+from analysis.interactive.rows import difference_figure
+from analysis.next_runs import proposal_sentence, propose
 from analysis.rendering import DIFFERENCE_HEADER, MAIN_HEADER, difference_text_rows, main_rows
+from analysis.scaling import build_families, find_crossovers
 from analysis.study import Comparable, Study
+from analysis.tradeoffs import trade_offs
 from analysis.wording import choice_sentence, front_sentence, headline_sentence
 
 RATE_CAPTION = (
     "Mean over seeds with 95 % t intervals from 3 seeds; small dots are seeds, the large ringed "
     "mark is the chosen rate, × with k/n are seeds that diverged. All panels share the loss axis, "
     "which does not start at 0."
+)
+TRADE_CAPTION = (
+    "Each arm at its chosen learning rate; the line is the front of that cost and loss, its "
+    "members are ringed and named. The loss axis does not start at 0."
 )
 MAIN_CAPTION = (
     "Mean over n seeds ± half width of the 95 % t interval (from 3 seeds). Held-out: the loss with "
@@ -32,9 +44,12 @@ def html_page(study: Study, provenance: Sequence[tuple[str, str]], findings: Seq
     figures: dict[str, Any] = {}
     body = [_head(study)]
     for number, part in enumerate(study.comparables):
-        body += _part(part, f"p{number}", figures, is_named=len(study.comparables) > 1)
+        key = f"p{number}"
+        body += _part(part, key, figures)
+        body += _costs(part, key, study, figures)
     body += [
         _section("Where every replicate went", _accounting(study)),
+        *_shared(study, figures),
         _section("Findings", _list(findings)),
         _section("Provenance", _table((), provenance, is_wide=False)),
     ]
@@ -77,8 +92,8 @@ def _head(study: Study) -> str:
     return "\n".join(lines)
 
 
-def _part(part: Comparable, key: str, figures: dict[str, Any], *, is_named: bool) -> list[str]:
-    suffix = f" · {part.name}" if is_named else ""
+def _part(part: Comparable, key: str, figures: dict[str, Any]) -> list[str]:
+    suffix = f" · {part.name}" if part.name else ""
     sections = []
     facts = f'<p class="facts">{html.escape(part.facts)}</p>' if part.facts else ""
     pareto = pareto_figure(part)
@@ -110,6 +125,40 @@ def _part(part: Comparable, key: str, figures: dict[str, Any], *, is_named: bool
         title = f"Differences to {part.comparison.baseline.label}{suffix}"
         sections.append(_section(title, content))
     return sections
+
+
+def _costs(part: Comparable, key: str, study: Study, figures: dict[str, Any]) -> list[str]:
+    """Curves and fronts of other costs of one comparison."""
+    suffix = f" · {part.name}" if part.name else ""
+    sections = []
+    built = build_curves(part, study.sweep.curves)
+    curves = curves_figure(part, study.sweep.curves)
+    if curves:
+        figures[f"{key}-curves"] = curves
+        content = _figure(f"{key}-curves", curves_caption(built, len(part.points)), "tall")
+        sections.append(_section(f"Loss over training{suffix}", content))
+    boxes = []
+    for index, trade in enumerate(trade_offs(part)):
+        figures[f"{key}-trade{index}"] = trade_off_figure(trade, part)
+        boxes.append(f'<div class="plot medium" id="{key}-trade{index}"></div>')
+    if boxes:
+        content = f'<div class="panels">{"".join(boxes)}</div>' + _caption(TRADE_CAPTION)
+        sections.append(_section(f"Loss against other costs{suffix}", content))
+    proposals = [proposal_sentence(proposal) for proposal in propose(part)]
+    if proposals:
+        sections.append(_section(f"What to run next{suffix}", _list(proposals)))
+    return sections
+
+
+def _shared(study: Study, figures: dict[str, Any]) -> list[str]:
+    """Sections across comparisons."""
+    families = build_families(study.sweep.trials)
+    figure = scaling_figure(families)
+    if figure is None:
+        return []
+    figures["scaling"] = figure
+    caption = scaling_caption(families, find_crossovers(families))
+    return [_section("Time against context length", _figure("scaling", caption, "tall"))]
 
 
 def _main(part: Comparable) -> str:

@@ -3,16 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from analysis.study import Comparable, Point
-from analysis.wording import (
-    arm_rate,
-    bytes_text,
-    count_text,
-    loss_text,
-    p_text,
-    share_text,
-    signed,
-)
+from analysis.front import Point
+from analysis.study import Comparable
+from analysis.wording import arm_rate, bytes_text, count_text, loss_text, p_text, share_text, signed
 
 MAIN_HEADER = (
     "arm",

@@ -8,19 +8,12 @@ from analysis import wording
 from analysis.claims import claims_text
 from analysis.cost_tables import csv_tables
 from analysis.figures import draw_all
-from analysis.figures.rows import differences_caption
-from analysis.figures.style import Drawing, house_style, png_bytes, svg_bytes
-from analysis.load import load_sweep, spec_value
+from analysis.figures.style import house_style, png_bytes, svg_bytes
+from analysis.load import load_sweep
+from analysis.markdown import findings, markdown_page, provenance
 from analysis.page import html_page
-from analysis.rendering import (
-    DIFFERENCE_HEADER,
-    MAIN_HEADER,
-    difference_text_rows,
-    latex_table,
-    main_rows,
-    markdown_table,
-)
-from analysis.study import Comparable, Settings, Study, analyse
+from analysis.rendering import MAIN_HEADER, latex_table, main_rows
+from analysis.study import Settings, Study, analyse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,94 +130,6 @@ def headline(study: Study) -> dict[str, float | str]:
     return numbers
 
 
-def provenance(study: Study) -> list[tuple[str, str]]:
-    """What the report was made from, as rows of name and value."""
-    sweep = study.sweep
-    trials = sweep.trials
-    rows = [("sweep", sweep.name), ("purpose", sweep.purpose)]
-    for name, column in (
-        ("device", "device_name"),
-        ("precision", "precision"),
-        ("data id", "data_id"),
-        ("evaluation set", "eval_id"),
-        ("commit", "git_commit"),
-        ("torch", "torch_version"),
-        ("kernels", "kernel_impl"),
-    ):
-        values = sorted(str(value) for value in trials[column].dropna().unique())
-        if values:
-            more = f" and {len(values) - 3} more" if len(values) > 3 else ""
-            rows.append((name, ", ".join(values[:3]) + more))
-    seeds = sorted({int(seed) for seed in trials["seed"]})
-    rows.append(
-        ("seeds", ", ".join(str(seed) for seed in seeds[:12]) + (" …" if len(seeds) > 12 else ""))
-    )
-    command = spec_value(sweep.spec, "command", None)
-    if command:
-        text = " ".join(map(str, command)) if isinstance(command, list) else str(command)
-        rows.append(("command", text))
-    rows.append(("records", f"sha256 {sweep.digest}"))
-    return rows + list(study.settings.context)
-
-
-def findings(study: Study) -> list[str]:
-    """What the report concludes, one sentence each, every one a claim's statement."""
-    sentences = []
-    for part in study.comparables:
-        prefix = f"{part.name}: " if part.name else ""
-        sentences.append(prefix + wording.headline_sentence(part))
-        if part.hypervolume:
-            sentences.append(prefix + wording.hypervolume_sentence(part.hypervolume))
-        if part.comparison:
-            rows = sorted(part.comparison.rows, key=lambda row: row.loss_gap)
-            sentences += [
-                prefix + wording.difference_sentence(row, part.comparison) for row in rows[:24]
-            ]
-    return sentences
-
-
-def markdown_page(study: Study) -> str:
-    """`report.md`."""
-    lines = [f"# {study.title}", ""]
-    lines += ["## Where every replicate went", ""]
-    states = [
-        [state.replace("_", " "), str(count)] for state, count in study.sweep.accounting.rows()
-    ]
-    lines += [markdown_table(("state", "replicates"), states), ""]
-    lines += [f"- {note}" for note in study.sweep.notes] + ([""] if study.sweep.notes else [])
-    lines += ["## Findings", "", *[f"- {sentence}" for sentence in findings(study)], ""]
-    for part in study.comparables:
-        lines += _markdown_part(part, len(study.comparables) > 1)
-    lines += [
-        "## Provenance",
-        "",
-        markdown_table(("", ""), [list(row) for row in provenance(study)]),
-    ]
-    lines += [
-        "",
-        f"Regenerate: `python -m analysis FOLDER` on the folder of sweep {study.sweep.name}.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _markdown_part(part: Comparable, is_named: bool) -> list[str]:  # noqa: FBT001
-    suffix = f" ({part.name})" if is_named else ""
-    lines = [f"## Arms at their chosen learning rate{suffix}", ""]
-    if part.facts:
-        lines += [f"All arms: {part.facts}.", ""]
-    lines += [markdown_table(MAIN_HEADER, main_rows(part)), ""]
-    left_out = [point for point in part.points if point.left_out]
-    lines += [f"- {wording.front_sentence(point)}" for point in left_out]
-    edges = [p for p in part.points if p.choice and p.choice.edge]
-    lines += [f"- {wording.choice_sentence(point)}" for point in edges]
-    lines += [""] if left_out or edges else []
-    if part.comparison and part.comparison.rows:
-        lines += [f"## Differences to {part.comparison.baseline.label}{suffix}", ""]
-        lines += [markdown_table(DIFFERENCE_HEADER, difference_text_rows(part)), ""]
-        lines += [differences_caption(part.comparison), ""]
-    return lines
-
-
 def _latex(study: Study) -> str:
     tables = [
         latex_table(
@@ -237,6 +142,3 @@ def _latex(study: Study) -> str:
         for part in study.comparables
     ]
     return "\n".join(tables)
-
-
-__all__ = ["Drawing", "ReportResult", "headline", "markdown_page", "write_report"]

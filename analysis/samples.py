@@ -10,7 +10,8 @@ import math
 import numpy as np
 from scipy import optimize, special
 
-from analysis.stats import CONFIDENCE, SIGNIFICANCE, Array, resample_weights
+from analysis.resampling import resample_weights
+from analysis.stats import CONFIDENCE, SIGNIFICANCE, Array
 
 POWER = 0.8
 """Chance to see a true difference, by convention."""

@@ -16,7 +16,8 @@ from scipy import optimize
 
 from analysis.arms import mixer_rank
 from analysis.naming import name_arms
-from analysis.stats import MAX_EXACT_SEEDS, Array, resample_weights
+from analysis.resampling import MAX_EXACT_SEEDS, resample_weights
+from analysis.stats import Array
 
 LENGTH_KEYS = ("seq_len", "tokens", "micro_windows", "windows", "lr", "adam_lr")
 """Configuration keys that may change along the context axis without making another family."""

@@ -8,8 +8,6 @@ Losses are averaged, never perplexities (exp is convex); ratios are taken on log
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import combinations_with_replacement
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +21,6 @@ CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
 CONSTANT_SD = 1e-12
 """Below this standard deviation a set of differences is one constant up to rounding: t is noise."""
-
-MAX_EXACT_SEEDS = 8
-"""C(2n-1, n) distinct draws: 6,435 at n = 8, 24,310 at n = 9; beyond it draws are sampled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,47 +281,6 @@ def mean_below_p(values: Array, target: float) -> float:
     return t_tail((target - float(np.mean(values))) / se, len(values) - 1)
 
 
-def sign_flip_p(differences: Array) -> float:
-    """Exact two-sided p of the mean over all 2ⁿ sign patterns; never below 2/2ⁿ."""
-    n = len(differences)
-    if not 1 <= n <= 16:
-        raise ValueError(f"sign flips are enumerated for 1 to 16 pairs, got {n}")
-    signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
-    sums = np.abs(signs @ differences)
-    observed = abs(float(np.sum(differences)))
-    return float(np.mean(sums >= observed - 1e-12 * max(observed, 1.0)))
-
-
-def smallest_paired_p(n: int) -> float:
-    """Smallest two-sided p that sign flips or Wilcoxon's test can reach on n pairs."""
-    return float(2.0 ** (1 - n))
-
-
-def smallest_unpaired_p(n: int) -> float:
-    """Smallest two-sided p that Mann and Whitney's test can reach on n against n values."""
-    return 2.0 / math.comb(2 * n, n)
-
-
-def friedman(values: Array) -> tuple[float, float, float]:
-    """χ², p and Kendall's W of `values` [configurations, seeds]; weak at few seeds, a check."""
-    a, n = values.shape
-    if a < 3 or n < 2:
-        raise ValueError(f"Friedman's test needs 3 configurations and 2 seeds, got {a} and {n}")
-    ranks = np.empty_like(values)
-    ties = 0.0
-    for seed in range(n):
-        _, place, counts = np.unique(values[:, seed], return_inverse=True, return_counts=True)
-        # Equal values share the mean of the ranks that they take up.
-        ranks[:, seed] = (np.cumsum(counts) - (counts - 1) / 2)[place]
-        ties += float(np.sum(counts**3 - counts))
-    spread = 1 - ties / (n * (a**3 - a))
-    if spread == 0:
-        raise ValueError("Friedman's test needs some difference between the configurations")
-    sums = ranks.sum(axis=1)
-    chi2 = (12 / (a * n * (a + 1)) * float(sums @ sums) - 3 * n * (a + 1)) / spread
-    return chi2, float(special.chdtrc(a - 1, chi2)), chi2 / (n * (a - 1))
-
-
 def holm(p_values: Array) -> Array:
     """Holm's step-down adjustment of a family of p values, in the order given."""
     m = len(p_values)
@@ -356,29 +310,3 @@ def log_ratio(first: Array, second: Array, confidence: float = CONFIDENCE) -> In
         return None
     low, mean, high = (math.exp(x) for x in (logs.low, logs.mean, logs.high))
     return Interval(mean=mean, low=low, high=high, n=logs.n)
-
-
-@lru_cache(maxsize=16)
-def resample_weights(n: int) -> tuple[Array, Array]:
-    """Every distinct draw of n seeds with replacement.
-
-    Returns:
-        Counts [draws, n] of each seed in each draw, and the probability [draws] of each draw; the
-        arrays are shared between calls and not writable.
-    """
-    if not 1 <= n <= MAX_EXACT_SEEDS:
-        raise ValueError(f"draws are enumerated for 1 to {MAX_EXACT_SEEDS} seeds, got {n}")
-    draws = np.array(list(combinations_with_replacement(range(n), n)))
-    counts = (draws[:, :, None] == np.arange(n)).sum(axis=1).astype(float)
-    factorials = np.array([math.factorial(k) for k in range(n + 1)], dtype=float)
-    ways = math.factorial(n) / factorials[counts.astype(int)].prod(axis=1)
-    probabilities = ways / float(n) ** n
-    counts.setflags(write=False)
-    probabilities.setflags(write=False)
-    return counts, probabilities
-
-
-def sampled_weights(n: int, draws: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """`draws` random draws of n seeds, as `resample_weights` but for n too large to enumerate."""
-    counts = rng.multinomial(n, np.full(n, 1 / n), size=draws).astype(float)
-    return counts, np.full(draws, 1 / draws)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.front import Point
 from analysis.pareto import Directions, front_mask
-from analysis.study import Comparable, Point
+from analysis.study import Comparable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

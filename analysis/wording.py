@@ -5,8 +5,9 @@ import math
 from analysis.arms import Arm
 from analysis.choice import Choice
 from analysis.comparison import ArmDifference, Comparison
+from analysis.front import Hypervolume, Point
 from analysis.stats import CONFIDENCE, Interval
-from analysis.study import Comparable, Hypervolume, Point
+from analysis.study import Comparable
 
 MINUS = "−"
 BAR_SEEDS = 3
@@ -54,7 +55,9 @@ def bytes_text(value: float) -> str:
         return "–"
     for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(value) >= scale:
-            return f"{_three_digits(value / scale)} {unit}"
+            number = value / scale
+            is_whole = number == round(number) and number < 1000
+            return f"{number:.0f} {unit}" if is_whole else f"{_three_digits(number)} {unit}"
     return f"{value:.0f} B"
 
 

@@ -8,15 +8,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from analysis.figures.style import (
-    Drawing,
-    Palette,
-    freeze,
-    house_style,
-    new_figure,
-)
+from analysis.figures.style import Drawing, Palette, freeze, house_style, new_figure
+from analysis.front import Point
 from analysis.stats import Array, interval_factor
-from analysis.study import Comparable, Point
+from analysis.study import Comparable
 from analysis.wording import BAR_SEEDS, tick_text
 
 MAX_ARMS = 8

@@ -8,9 +8,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.arms import Arm, Cell
 from analysis.figures.style import INK, Drawing, Look, Palette, freeze, house_style, new_figure
+from analysis.front import Point
 from analysis.naming import SEPARATOR, optimizer_name
 from analysis.stats import mean_interval
-from analysis.study import Comparable, Point
+from analysis.study import Comparable
 from analysis.wording import BAR_SEEDS, rate_text
 
 MAX_PANELS = 20

@@ -35,7 +35,7 @@ def draw_differences(part: Comparable) -> Drawing | None:
     palette = Palette(tuple(point.arm for point in part.points))
     with house_style():
         figure = new_figure(8.0, 0.24 * len(shown) + 1.2)
-        axes, words = figure.subplots(1, 2, sharey=True, width_ratios=(3.4, 1))
+        axes, words = figure.subplots(1, 2, sharey=True, width_ratios=(3.1, 1))
         words.set_axis_off()
         margin = comparison.margin_nats
         axes.axvspan(-margin, margin, color=FAINT, alpha=0.18, linewidth=0)
@@ -75,7 +75,7 @@ def _draw_row(axes: Axes, height: int, row: ArmDifference, palette: Palette) -> 
 
 
 def _write(axes: Axes, height: float, texts: tuple[str, str, str], color: str) -> None:
-    for x, text in zip((0.0, 0.36, 0.76), texts, strict=True):
+    for x, text in zip((0.0, 0.4, 0.86), texts, strict=True):
         axes.text(
             x,
             height,

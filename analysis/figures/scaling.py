@@ -4,18 +4,16 @@ import math
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    NullFormatter,
+    NullLocator,
+)
 
 from analysis.arms import Arm
-from analysis.figures.style import (
-    FAINT,
-    Drawing,
-    Look,
-    Palette,
-    freeze,
-    house_style,
-    new_figure,
-)
+from analysis.figures.style import FAINT, Drawing, Look, Palette, freeze, house_style, new_figure
 from analysis.scaling import Crossover, Family, build_families, find_crossovers
 from analysis.study import Study
 from analysis.wording import bytes_text, tick_text
@@ -102,6 +100,9 @@ def _draw_times(axes: Axes, families: tuple[Family, ...], looks: dict[str, Look]
             axes.plot(family.lengths, per_seed[:, seed], ".", color=look.color, markersize=2.5)
         _draw_out_of_memory(axes, family, look)
     _draw_guides(axes, families)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel("training seconds per sequence")
 
 
@@ -140,7 +141,7 @@ def _draw_out_of_memory(axes: Axes, family: Family, look: Look) -> None:
             f"OOM @ {tick_text(length)}",
             (length, 0.94),
             xycoords=axes.get_xaxis_transform(),
-            ha="center",
+            ha="right",
             va="top",
             fontsize=7,
             color=look.color,
@@ -161,8 +162,9 @@ def _draw_memory(axes: Axes, families: tuple[Family, ...], looks: dict[str, Look
             markersize=5,
         )
         _draw_out_of_memory(axes, family, look)
+    axes.yaxis.set_major_locator(LogLocator(base=2))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
-    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel("peak training memory")
 
 

@@ -5,6 +5,7 @@ every colour is joined by a mark and a line style, so that none is needed to rea
 """
 
 import io
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,6 +151,16 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def byte_ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """At most `most` + 1 round ticks in powers of 1024 between two counts of bytes."""
+    unit = 1024.0 ** max(0, int(math.log(max(high, 1.0), 1024)))
+    step = (high - low) / most / unit
+    nice = 10.0 ** math.floor(math.log10(step)) if step > 0 else 1.0
+    step = next(nice * m for m in (1, 2, 5, 10) if nice * m >= step * (1 - 1e-9)) * unit
+    first = math.ceil(low / step)
+    return [k * step for k in range(first, math.floor(high / step) + 1)]
 
 
 def freeze(figure: Figure) -> None:

@@ -4,10 +4,18 @@ import math
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from analysis.figures.labels import Surroundings, draw_labels
-from analysis.figures.style import INK, Drawing, Palette, freeze, house_style, new_figure
+from analysis.figures.style import (
+    INK,
+    Drawing,
+    Palette,
+    byte_ticks,
+    freeze,
+    house_style,
+    new_figure,
+)
 from analysis.pareto import staircase
 from analysis.study import Comparable
 from analysis.tradeoffs import TradeOff, trade_offs
@@ -77,7 +85,9 @@ def _draw_panel(axes: Axes, trade: TradeOff, palette: Palette) -> None:
         )
     write = bytes_text if trade.cost.is_bytes else tick_text
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
-    axes.locator_params(axis="x", nbins=5) if axes.get_xscale() == "linear" else None
+    if axes.get_xscale() == "linear":
+        ticks = byte_ticks(*axes.get_xlim()) if trade.cost.is_bytes else None
+        axes.xaxis.set_major_locator(FixedLocator(ticks) if ticks else MaxNLocator(5))
     better = "more is better" if trade.cost.is_better_large else "less is better"
     axes.set_xlabel(f"{trade.cost.label} ({better})")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import learning_rate as lr
-from analysis.stats import resample_weights
+from analysis.resampling import resample_weights
 
 M = np.array([[3.02, 2.98, 3.00], [2.99, 3.03, 2.97], [3.00, 2.96, 3.05]])
 G_RATES = np.array([1e-4, 3e-4, 1e-3, 3e-3, 1e-2])

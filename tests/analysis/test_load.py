@@ -178,7 +178,7 @@ def test_an_axis_of_compare_within_splits_the_comparison(made, tmp_path, rows, p
 
 
 def test_an_unknown_axis_is_refused(made, tmp_path, rows):
-    with pytest.raises(ValueError, match="compare_within='model.deth' is neither a column"):
+    with pytest.raises(ValueError, match=r"compare_within='model\.deth' is neither a column"):
         load(made, tmp_path, rows, compare_within=("model.deth",))
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from analysis import pareto
-from analysis.stats import resample_weights
+from analysis.resampling import resample_weights
 
 LOSS_FIRST = (False, True)
 P = np.array([(3.0, 100), (2.8, 80), (2.9, 120), (2.7, 50), (2.8, 70)])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from analysis import stats
+from analysis import permutation, resampling, stats
 
 A_PRIME = np.array([3.412, 3.405, 3.421, 3.409, 3.415])
 B_PRIME = np.array([3.398, 3.394, 3.404, 3.399, 3.400])
@@ -61,8 +61,8 @@ def test_pairing_halves_the_interval_that_welch_gives():
 
 
 def test_sign_flips_of_five_equal_signs_reach_their_smallest_p():
-    assert stats.sign_flip_p(A_PRIME - B_PRIME) == 0.0625
-    assert stats.sign_flip_p(np.array([1.0, -1.0, 2.0])) == 1.0 - 2 / 8
+    assert permutation.sign_flip_p(A_PRIME - B_PRIME) == 0.0625
+    assert permutation.sign_flip_p(np.array([1.0, -1.0, 2.0])) == 1.0 - 2 / 8
 
 
 @pytest.mark.parametrize(
@@ -70,11 +70,11 @@ def test_sign_flips_of_five_equal_signs_reach_their_smallest_p():
     [(3, 0.25), (4, 0.125), (5, 0.0625), (6, 0.03125), (7, 0.015625), (8, 0.0078125)],
 )
 def test_smallest_p_of_paired_permutations(n, expected):
-    assert stats.smallest_paired_p(n) == expected
+    assert permutation.smallest_paired_p(n) == expected
 
 
 def test_smallest_p_of_unpaired_ranks():
-    values = [stats.smallest_unpaired_p(n) for n in (3, 4, 5)]
+    values = [permutation.smallest_unpaired_p(n) for n in (3, 4, 5)]
     assert values == pytest.approx([0.1, 0.0286, 0.0079], abs=5e-5)
 
 
@@ -94,11 +94,11 @@ def test_blocked_anova_of_the_fixture(fixture_f):
 
 def test_friedman_agrees_with_scipy_with_and_without_ties(fixture_f):
     loss, speed = fixture_f
-    chi2, p, w = stats.friedman(loss)
+    chi2, p, w = permutation.friedman(loss)
     assert (chi2, p, w) == pytest.approx((12.102564, 0.016605, 0.756410), abs=1e-6)
     for values in (loss, speed, np.round(loss, 2)):
         truth = scipy_stats.friedmanchisquare(*values)
-        assert stats.friedman(values)[:2] == pytest.approx((truth.statistic, truth.pvalue))
+        assert permutation.friedman(values)[:2] == pytest.approx((truth.statistic, truth.pvalue))
 
 
 def test_no_shown_difference_is_not_shown_equivalence(fixture_f):
@@ -181,7 +181,7 @@ def test_t_intervals_cover_where_percentiles_do_not():
     [(2, 4, 3), (3, 27, 10), (4, 256, 35), (5, 3125, 126), (6, 46656, 462)],
 )
 def test_draws_are_enumerated_with_their_probabilities(n, ordered, distinct):
-    weights, probabilities = stats.resample_weights(n)
+    weights, probabilities = resampling.resample_weights(n)
     assert weights.shape == (distinct, n)
     assert (weights.sum(axis=1) == n).all()
     assert probabilities.sum() == pytest.approx(1)
@@ -191,15 +191,15 @@ def test_draws_are_enumerated_with_their_probabilities(n, ordered, distinct):
 
 def test_too_many_seeds_are_not_enumerated():
     with pytest.raises(ValueError, match="1 to 8 seeds, got 9"):
-        stats.resample_weights(9)
+        resampling.resample_weights(9)
 
 
 def test_sampled_draws_follow_their_generator_and_leave_the_global_one_alone():
     np.random.seed(5)  # noqa: NPY002
     before = np.random.get_state()[1].copy()  # noqa: NPY002
-    first = stats.sampled_weights(9, 50, np.random.default_rng(1))[0]
-    second = stats.sampled_weights(9, 50, np.random.default_rng(1))[0]
-    other = stats.sampled_weights(9, 50, np.random.default_rng(2))[0]
+    first = resampling.sampled_weights(9, 50, np.random.default_rng(1))[0]
+    second = resampling.sampled_weights(9, 50, np.random.default_rng(1))[0]
+    other = resampling.sampled_weights(9, 50, np.random.default_rng(2))[0]
     assert (first == second).all()
     assert (first != other).any()
     assert (np.random.get_state()[1] == before).all()  # noqa: NPY002

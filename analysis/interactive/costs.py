@@ -1,0 +1,152 @@
+"""Curves, other costs and context length as plotly data."""
+
+import numpy as np
+import pandas as pd
+
+from analysis.figures.curves import build_curves, curve_limits
+from analysis.figures.scaling import family_looks
+from analysis.figures.style import Palette
+from analysis.interactive.marks import SYMBOLS, Figure, dash, rounded
+from analysis.pareto import staircase
+from analysis.scaling import Family
+from analysis.study import Comparable
+from analysis.tradeoffs import TradeOff
+from analysis.wording import bytes_text, count_text
+
+
+def curves_figure(part: Comparable, curves: pd.DataFrame) -> Figure | None:
+    """Loss against training tokens; none without curves."""
+    built = build_curves(part, curves)
+    if not built:
+        return None
+    palette = Palette(tuple(point.arm for point in part.points))
+    traces = []
+    for curve in built:
+        look = palette.look(curve.point.arm)
+        half = curve.half_width
+        trace: Figure = {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": curve.point.arm.label,
+            "x": rounded(curve.tokens),
+            "y": rounded(curve.mean),
+            "line": {"color": look.color, "dash": dash(look), "width": 1.8},
+            "marker": {"symbol": SYMBOLS[look.mark], "size": 5},
+            "hovertemplate": f"{curve.point.arm.label}<br>%{{y:.4f}} nats, %{{x:,.0f}} tokens"
+            "<extra></extra>",
+        }
+        if half is not None:
+            trace["error_y"] = {
+                "type": "data",
+                "array": rounded(half),
+                "color": look.color,
+                "thickness": 0.8,
+                "width": 0,
+            }
+        traces.append(trace)
+    return {
+        "data": traces,
+        "layout": {
+            "xaxis": {"title": {"text": "training tokens"}, "tickformat": "~s"},
+            "yaxis": {
+                "title": {"text": f"{built[0].quantity} loss, nats per token"},
+                "range": list(curve_limits(built)),
+            },
+            "showlegend": True,
+            "legend": {"orientation": "h", "y": -0.18, "yanchor": "top", "x": 0},
+        },
+    }
+
+
+def trade_off_figure(trade: TradeOff, part: Comparable) -> Figure:
+    """Loss against one cost, its front's members named by the page."""
+    palette = Palette(tuple(point.arm for point in part.points))
+    places = np.array([(v, p.loss) for p, v in zip(trade.points, trade.values, strict=True)])
+    line = staircase(places, trade.maximise)
+    write = bytes_text if trade.cost.is_bytes else count_text
+    looks = [palette.look(point.arm) for point in trade.points]
+    members = [point.arm.arm_id in trade.on_front for point in trade.points]
+    is_log = places[:, 0].min() > 0 and places[:, 0].max() > 10 * places[:, 0].min()
+    marks: Figure = {
+        "type": "scatter",
+        "mode": "markers",
+        "x": rounded(places[:, 0]),
+        "y": rounded(places[:, 1]),
+        "marker": {
+            "size": 9,
+            "color": [look.color for look in looks],
+            "symbol": [SYMBOLS[look.mark] for look in looks],
+            "opacity": [1.0 if member else 0.5 for member in members],
+            "line": {"color": ["INK" if member else "PAPER" for member in members], "width": 1},
+        },
+        "text": [
+            f"<b>{point.arm.label}</b><br>{point.loss:.4f} nats<br>"
+            f"{trade.cost.label} {write(value)}"
+            for point, value in zip(trade.points, trade.values, strict=True)
+        ],
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+    front: Figure = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": rounded(line[:, 0]),
+        "y": rounded(line[:, 1]),
+        "line": {"color": "INK", "width": 1.4},
+        "hoverinfo": "skip",
+    }
+    better = "more is better" if trade.cost.is_better_large else "less is better"
+    return {
+        "data": [front, marks],
+        "layout": {
+            "xaxis": {
+                "title": {"text": f"{trade.cost.label} ({better})"},
+                "type": "log" if is_log else "linear",
+                "tickformat": "~s",
+            },
+            "yaxis": {"title": {"text": "final loss, nats"}},
+            "margin": {"l": 50, "r": 8, "t": 8, "b": 40},
+        },
+        "labels": [
+            {"x": float(x), "y": float(y), "text": point.arm.label, "rank": 0}
+            for point, (x, y), member in zip(trade.points, places, members, strict=True)
+            if member
+        ],
+        "lines": [line.tolist()],
+    }
+
+
+def scaling_figure(families: tuple[Family, ...]) -> Figure | None:
+    """Training seconds per sequence against context length; none without families."""
+    if not families:
+        return None
+    looks = family_looks(families)
+    lengths = sorted({float(length) for family in families for length in family.lengths})
+    traces = []
+    for family in families:
+        look = looks[family.label]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": family.label,
+                "x": family.lengths.tolist(),
+                "y": rounded(family.seconds),
+                "line": {"color": look.color, "dash": dash(look), "width": 1.8},
+                "marker": {"symbol": SYMBOLS[look.mark], "size": 8},
+                "hovertemplate": f"{family.label}<br>%{{x:,}} tokens, %{{y:.3g}} s<extra></extra>",
+            }
+        )
+    return {
+        "data": traces,
+        "layout": {
+            "xaxis": {
+                "type": "log",
+                "title": {"text": "context length, tokens"},
+                "tickvals": lengths,
+                "ticktext": [f"{length:,.0f}" for length in lengths],
+            },
+            "yaxis": {"type": "log", "title": {"text": "training seconds per sequence"}},
+            "showlegend": True,
+            "legend": {"orientation": "h", "y": -0.18, "yanchor": "top", "x": 0},
+        },
+    }
