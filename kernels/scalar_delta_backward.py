@@ -48,7 +48,6 @@ from kernels.blocks import (
 def scalar_delta_state_bwd_kernel(
     q,
     k,
-    beta,
     d_out,
     d_residual,
     read_matrix,
@@ -126,6 +125,9 @@ def scalar_delta_state_bwd_kernel(
         m_c = o_c < num_tokens - i_c * C
         m_ck = m_c[:, None] & (o_k < K)[None, :]
         m_cv = m_c[:, None] & m_v[None, :]
+        if HAS_DECAY:
+            # Asked for early: a scalar is not copied ahead as tiles are.
+            b_kept = tl.load(chunk_decay + (i_chunk0 + i_c) * HV + i_h)
         b_k = tl.load(k + i_key + o_ck, mask=m_ck, other=0.0)
         b_q = tl.load(q + i_key + o_ck, mask=m_ck, other=0.0)
         b_d_out = tl.load(d_out + i_value + o_cv, mask=m_cv, other=0.0)
@@ -149,13 +151,12 @@ def scalar_delta_state_bwd_kernel(
             tl.store(d_y + i_value + o_cv, b_dy.to(d_y.dtype.element_ty), mask=m_cv)
 
         if HAS_DECAY:
-            b_d_state *= tl.load(chunk_decay + (i_chunk0 + i_c) * HV + i_h)
+            b_d_state *= b_kept
         b_read_out = (b_d_out * b_read[:, None]).to(b_k.dtype)
         b_d_state = tl.dot(tl.trans(b_q), b_read_out, b_d_state, input_precision=PRECISION)
         if IS_DELTA:
             b_erase = tl.load(erase_factor + i_gate + o_gate, mask=m_c, other=0.0)
-            b_beta = tl.load(beta + i_gate + o_gate, mask=m_c, other=0.0).to(tl.float32)
-            b_erased = (-b_dy * (b_erase * b_beta)[:, None]).to(b_k.dtype)
+            b_erased = (-b_dy * b_erase[:, None]).to(b_k.dtype)
             b_d_state = tl.dot(tl.trans(b_k), b_erased, b_d_state, input_precision=PRECISION)
 
     if STATE_ONLY:
@@ -312,7 +313,7 @@ def scalar_delta_token_bwd_kernel(
     beta,
     q_rstd,
     k_rstd,
-    erase_factor,
+    key_factor,
     write_factor,
     read_factor,
     chunk_decay,
@@ -377,10 +378,10 @@ def scalar_delta_token_bwd_kernel(
     b_read = tl.load(read_factor + i_gate + o_gate, mask=m_c, other=0.0)
     b_write = tl.load(write_factor + i_gate + o_gate, mask=m_c, other=0.0)
     b_beta = tl.zeros([C], tl.float32)
-    b_erase = tl.zeros([C], tl.float32)
+    b_key = tl.zeros([C], tl.float32)
     if IS_DELTA:
         b_beta = tl.load(beta + i_gate + o_gate, mask=m_c, other=0.0).to(tl.float32)
-        b_erase = tl.load(erase_factor + i_gate + o_gate, mask=m_c, other=0.0)
+        b_key = tl.load(key_factor + i_gate + o_gate, mask=m_c, other=0.0)
     b_dsum = tl.zeros([C], tl.float32)
     b_d_beta = tl.zeros([C], tl.float32)
     d_total = 0.0
@@ -424,7 +425,7 @@ def scalar_delta_token_bwd_kernel(
         b_dq = tl.dot(b_lower, b_k, b_dq, input_precision=PRECISION)
         b_dk = tl.dot(b_upper, b_q, b_dk, input_precision=PRECISION)
         if IS_DELTA:
-            b_dk_erase *= b_erase[:, None]
+            b_dk_erase *= b_key[:, None]
             b_erase_dot = tl.sum(b_dk_erase * b_k, 1)
             b_d_beta -= b_erase_dot
             b_dk -= b_dk_erase * b_beta[:, None]

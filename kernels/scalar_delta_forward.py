@@ -16,12 +16,13 @@ vectors; the kernels read the raw ones and fold 1 / norm into factors per row.
 
 Source: the chunked form of Yang et al., "Parallelizing Linear Transformers with the Delta Rule"
 (arXiv 2406.06484, section 3.2) and "Gated Delta Networks" (arXiv 2412.06464, section 3.3). We
-differ: the inverse is applied once, to Y, so that the published W and U tensors never exist, and its
-identity is kept apart, so that 16-bit products round only what Y is corrected by.
+differ: the inverse is applied once, to Y, so that the published W and U tensors never exist, and
+its identity is kept apart, so that 16-bit products round only what Y is corrected by.
 
-Cost: the first kernel writes M, P and 20 bytes of factors per token and value head, the second
-walks the chunks with S in float32 registers and reads each input once per value block. For the
-backward it also stores R and the memory that enters every chunk, K·V / C numbers a token.
+Cost: the first kernel writes M, P and 20 bytes of factors per token and value head (β among them,
+in float32, since asynchronous copies take at least 4 bytes); the second walks the chunks with S in
+float32 registers and reads each input once per value block. For the backward it also stores R and
+the memory that enters every chunk, K·V / C numbers a token.
 """
 
 import triton
@@ -48,6 +49,8 @@ def scalar_delta_prepare_kernel(
     inverse,
     q_rstd,
     k_rstd,
+    key_factor,
+    target_factor,
     erase_factor,
     write_factor,
     read_factor,
@@ -129,7 +132,9 @@ def scalar_delta_prepare_kernel(
 
     if IS_DELTA:
         b_beta = tl.load(beta + i_gate + o_gate, mask=m_c, other=0.0).to(tl.float32)
-        tl.store(erase_factor + i_gate + o_gate, b_in * b_k_rstd, mask=m_c)
+        tl.store(target_factor + i_gate + o_gate, b_beta, mask=m_c)
+        tl.store(key_factor + i_gate + o_gate, b_in * b_k_rstd, mask=m_c)
+        tl.store(erase_factor + i_gate + o_gate, b_beta * b_in * b_k_rstd, mask=m_c)
         b_gram = tl.dot(b_k, tl.trans(b_k), input_precision=PRECISION)
         b_gram *= b_k_rstd[:, None] * b_k_rstd[None, :]
         # The Gram matrix is symmetric, so its blocks serve the transpose of L as well.
@@ -148,7 +153,7 @@ def scalar_delta_prepare_kernel(
 def scalar_delta_segment_fwd_kernel(
     k,
     v,
-    beta,
+    target_factor,
     inverse,
     erase_factor,
     write_factor,
@@ -215,19 +220,22 @@ def scalar_delta_segment_fwd_kernel(
         m_c = o_c < num_tokens - i_c * C
         m_ck = m_c[:, None] & (o_k < K)[None, :]
         m_cv = m_c[:, None] & m_v[None, :]
+        if HAS_DECAY:
+            # Asked for early: a scalar is not copied ahead as tiles are.
+            b_kept = tl.load(chunk_decay + (i_chunk0 + i_c) * HV + i_h)
         b_k = tl.load(k + i_key + o_ck, mask=m_ck, other=0.0)
         b_v = tl.load(v + i_value + o_cv, mask=m_cv, other=0.0)
         b_write = tl.load(write_factor + i_gate + o_gate, mask=m_c, other=0.0)
         b_residual = b_v.to(tl.float32)
         if IS_DELTA:
             b_inverse = tl.load(inverse + i_pair + o_cc, mask=m_c[:, None], other=0.0)
-            b_beta = tl.load(beta + i_gate + o_gate, mask=m_c, other=0.0).to(tl.float32)
+            b_target = tl.load(target_factor + i_gate + o_gate, mask=m_c, other=0.0)
             b_erase = tl.load(erase_factor + i_gate + o_gate, mask=m_c, other=0.0)
             b_seen = tl.dot(b_k, b_state.to(b_k.dtype), input_precision=PRECISION)
-            b_y = b_beta[:, None] * (b_residual - b_erase[:, None] * b_seen)
+            b_y = b_target[:, None] * b_residual - b_erase[:, None] * b_seen
             b_residual = tl.dot(b_inverse, b_y.to(b_k.dtype), b_y, input_precision=PRECISION)
         if HAS_DECAY:
-            b_state *= tl.load(chunk_decay + (i_chunk0 + i_c) * HV + i_h)
+            b_state *= b_kept
         b_written = (b_residual * b_write[:, None]).to(b_k.dtype)
         b_state = tl.dot(tl.trans(b_k), b_written, b_state, input_precision=PRECISION)
 
@@ -244,7 +252,7 @@ def scalar_delta_fwd_kernel(
     q,
     k,
     v,
-    beta,
+    target_factor,
     read_matrix,
     inverse,
     erase_factor,
@@ -319,6 +327,9 @@ def scalar_delta_fwd_kernel(
         m_c = o_c < num_tokens - i_c * C
         m_ck = m_c[:, None] & (o_k < K)[None, :]
         m_cv = m_c[:, None] & m_v[None, :]
+        if HAS_DECAY:
+            # Asked for early: a scalar is not copied ahead as tiles are.
+            b_kept = tl.load(chunk_decay + (i_chunk0 + i_c) * HV + i_h)
         b_k = tl.load(k + i_key + o_ck, mask=m_ck, other=0.0)
         b_q = tl.load(q + i_key + o_ck, mask=m_ck, other=0.0)
         b_v = tl.load(v + i_value + o_cv, mask=m_cv, other=0.0)
@@ -334,10 +345,10 @@ def scalar_delta_fwd_kernel(
         b_residual = b_v.to(tl.float32)
         if IS_DELTA:
             b_inverse = tl.load(inverse + i_pair + o_cc, mask=m_c[:, None], other=0.0)
-            b_beta = tl.load(beta + i_gate + o_gate, mask=m_c, other=0.0).to(tl.float32)
+            b_target = tl.load(target_factor + i_gate + o_gate, mask=m_c, other=0.0)
             b_erase = tl.load(erase_factor + i_gate + o_gate, mask=m_c, other=0.0)
             b_seen = tl.dot(b_k, b_operand, input_precision=PRECISION)
-            b_y = b_beta[:, None] * (b_residual - b_erase[:, None] * b_seen)
+            b_y = b_target[:, None] * b_residual - b_erase[:, None] * b_seen
             b_residual = tl.dot(b_inverse, b_y.to(b_k.dtype), b_y, input_precision=PRECISION)
             if STORE_RESIDUAL:
                 tl.store(residual + i_value + o_cv, b_residual.to(b_k.dtype), mask=m_cv)
@@ -347,7 +358,7 @@ def scalar_delta_fwd_kernel(
         tl.store(out + i_value + o_cv, b_out.to(out.dtype.element_ty), mask=m_cv)
 
         if HAS_DECAY:
-            b_state *= tl.load(chunk_decay + (i_chunk0 + i_c) * HV + i_h)
+            b_state *= b_kept
         b_written = (b_residual * b_write[:, None]).to(b_k.dtype)
         b_state = tl.dot(tl.trans(b_k), b_written, b_state, input_precision=PRECISION)
 

@@ -5,7 +5,7 @@ and symbols stand in `kernels.scalar_delta_forward` and `kernels.scalar_delta_ba
 
 To `torch.compile` the operator is opaque, `seedfront::scalar_delta`, with its backward an operator
 of its own. Kept for the backward, beside the inputs: the residuals, the memory that enters each
-chunk (in the dtype of the inputs), P, M and 12 bytes of factors per token and value head.
+chunk (in the dtype of the inputs), P, M and 20 bytes of factors per token and value head.
 """
 
 import torch
@@ -114,7 +114,7 @@ def scalar_delta_op(
 
     Returns:
         out, final memory and residual; then, for the backward, the memory entering each chunk, P,
-        M, 1 / norm of q and k, the factors (erase, write, read), γ and the segments' transitions.
+        M, 1 / norm of q and k, the five factors, γ and the segments' transitions.
         What a call has no use for is empty.
     """
     B, T, _, K = q.shape
@@ -125,7 +125,7 @@ def scalar_delta_op(
     out, final, residual, states, read_matrix, inverse, rstd, factors, chunk_decay, transition = (
         outputs
     )
-    erase, write, read = factors.unbind()
+    key, target, erase, write, read = factors.unbind()
     constants = {
         **_shape_constants(q, v),
         "HAS_DECAY": log_decay is not None,
@@ -134,7 +134,12 @@ def scalar_delta_op(
         "PRECISION": dot_precision(q.dtype),
     }
     tables = {"cu_seqlens": chunks.cu_seqlens, "chunk_offsets": chunks.chunk_offsets, "T": T}
-    matrices = {"beta": beta, "inverse": inverse, "erase_factor": erase, "write_factor": write}
+    matrices = {
+        "inverse": inverse,
+        "target_factor": target,
+        "erase_factor": erase,
+        "write_factor": write,
+    }
     prepare, tile = prepare_tile(K), scan_tile(K, V, q.dtype)
     scan = {
         **constants,
@@ -150,7 +155,9 @@ def scalar_delta_op(
             q=q,
             k=k,
             log_decay=log_decay,
+            beta=beta,
             read_matrix=read_matrix,
+            key_factor=key,
             q_rstd=rstd[0],
             k_rstd=rstd[1],
             read_factor=read,
@@ -231,7 +238,7 @@ def _allocate(
         empty(B, T, HV, CHUNK, dtype=v.dtype),
         empty(B, T, HV, CHUNK, dtype=v.dtype, used=is_delta),
         empty(2, B, T, H) if normalize else empty(2, 0),
-        empty(3, B, T, HV),
+        empty(5, B, T, HV),
         empty(chunks.num_chunks, HV, used=has_decay),
         empty(chunks.count, segments, HV, K, K, used=split),
     )
@@ -297,14 +304,13 @@ def scalar_delta_backward_op(
     d_y, d_states = torch.empty_like(v), torch.empty_like(states)
     d_read, d_lower = torch.empty_like(read_matrix), torch.empty_like(inverse)
     row_sums = torch.empty((4, B, T, HV), dtype=torch.float32, device=v.device)
-    erase, write, read = factors.unbind()
+    key, _, erase, write, read = factors.unbind()
     shared = {
         **_shape_constants(q, v),
         "cu_seqlens": chunks.cu_seqlens,
         "chunk_offsets": chunks.chunk_offsets,
         "T": T,
         "k": k,
-        "beta": beta,
         "d_out": d_out,
         "d_y": d_y,
         "HAS_DECAY": log_decay is not None,
@@ -314,7 +320,6 @@ def scalar_delta_backward_op(
     }
     around = {
         "q": q,
-        "erase_factor": erase,
         "write_factor": write,
         "read_factor": read,
         "chunk_decay": chunk_decay,
@@ -325,6 +330,7 @@ def scalar_delta_backward_op(
     scan = {
         "read_matrix": read_matrix,
         "inverse": inverse,
+        "erase_factor": erase,
         "BK": tile.block_k,
         "BV": tile.block_v,
         "SEGMENTS": segments,
@@ -359,6 +365,7 @@ def scalar_delta_backward_op(
         )
         tokens = {
             "residual": residual if is_delta else v,
+            "beta": beta,
             "q_rstd": rstd[0],
             "k_rstd": rstd[1],
             "d_read": d_read,
@@ -390,6 +397,7 @@ def scalar_delta_backward_op(
         )
         tile = token_tile(K, V, q.dtype)
         scalar_delta_token_bwd_kernel[(chunks.num_chunks * HV,)](
+            key_factor=key,
             states=states,
             d_q=d_q,
             d_k=d_k,

@@ -6,7 +6,6 @@ same for gradients. The map is exact, so a split changes rounding only. Cost: on
 product per segment and head.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
