@@ -16,9 +16,9 @@ if torch.cuda.is_available():
     from kernels.linear_attention_triton import linear_attention_triton
     from kernels.scalar_delta_triton import scalar_delta_triton
 
-# bfloat16 keeps 8 bits, so one rounding is 1.1e-3 in root mean square, and an output or gradient has
-# passed about nine operands rounded so, independently: 3.3e-3. A quotient's gradient is a difference
-# of two such sums. float16 keeps 11 bits. float32 products are tf32x3, good to about 1e-6.
+# bfloat16 keeps 8 bits, so one rounding is 1.1e-3 in root mean square, and an output or gradient
+# has passed about nine operands rounded so, independently: 3.3e-3. A quotient's gradient is a
+# difference of two such sums. float16 keeps 11 bits. float32 products are tf32x3, good to about 1e-6.
 LIMITS = {torch.bfloat16: 6e-3, torch.float16: 1.5e-3, torch.float32: 1e-5}
 # A write strength above 1 reflects, and errors of earlier tokens come back undamped.
 REFLECTING_LIMIT = 1.2e-2
@@ -123,15 +123,19 @@ def _run(
     return named | {f"d_{n}": d for n, d in zip(values, gradients, strict=True)}
 
 
-def _assert_close(actual: dict[str, Tensor], wanted: dict[str, Tensor], dtype: torch.dtype) -> None:
+def _assert_close(
+    actual: dict[str, Tensor],
+    wanted: dict[str, Tensor],
+    dtype: torch.dtype,
+    limit: float | None = None,
+) -> None:
     errors = {
         name: float((actual[name].double() - x).norm() / x.norm()) for name, x in wanted.items()
     }
+    shown = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     for name, error in errors.items():
         usual = DECAY_LIMITS[dtype] if name == "d_log_decay" else LIMITS[dtype]
-        assert error <= (limit or usual), f"{name}: " + str(
-            {n: f"{e:.1e}" for n, e in errors.items()}
-        )
+        assert error <= (limit or usual), f"{name} among {shown}"
 
 
 def _double(values: dict[str, Tensor]) -> dict[str, Tensor]:
