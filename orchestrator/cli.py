@@ -113,10 +113,10 @@ def _load(options: argparse.Namespace) -> "Sweep":
     return load_sweep(conf[0].removeprefix("conf="), overrides, Path.cwd())
 
 
-def _make_plan(options: argparse.Namespace) -> "Plan":
+def _make_plan(options: argparse.Namespace, *, joins_ledger: bool = True) -> "Plan":
     from orchestrator.plan import make_plan
 
-    return make_plan(_load(options), _root(options), Path.cwd())
+    return make_plan(_load(options), _root(options), Path.cwd(), joins_ledger=joins_ledger)
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -143,7 +143,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _train(options: argparse.Namespace) -> int:
-    plan = _make_plan(options)
+    plan = _make_plan(options, joins_ledger=False)
     if len(plan.desired) != 1:
         raise ConfigError(
             f"train runs one cell with one seed, but {len(plan.sweep.cells)} cells and "
@@ -172,20 +172,22 @@ def _report(options: argparse.Namespace) -> int:
     return report_again(_root(options), options.sweep, _console())
 
 
-def _not_there(options: argparse.Namespace, what: str) -> int:
-    raise ConfigError(f"{options.verb} is not there yet: {what}")
-
-
 def _verify(options: argparse.Namespace) -> int:
-    return _not_there(options, "it will recompute each claim of a report from its records")
+    from orchestrator.driver import verify
+
+    return verify(_root(options), options.sweep, _console())
 
 
 def _rebuild(options: argparse.Namespace) -> int:
-    return _not_there(options, "it will make MLflow and Parquet again from the journals")
+    from orchestrator.driver import rebuild
+    from orchestrator.provenance import capture
+
+    provenance = capture(["python", "-m", "orchestrator", *sys.argv[1:]])
+    return rebuild(_root(options), options.sweep, provenance, _console())
 
 
 def _bench(options: argparse.Namespace) -> int:
-    return _not_there(options, f"it will measure {options.what}")
+    raise ConfigError(f"bench {options.what} is not there yet")
 
 
 def _ui(options: argparse.Namespace) -> int:

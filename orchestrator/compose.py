@@ -92,7 +92,8 @@ def load_sweep(conf: str, overrides: list[str], folder: Path) -> Sweep:
             spec = _spec(changed, path)
             expansion = _expand(changed, composer) if changes else as_written
             cells, notes = resolve_cells(spec, expansion.cells, composer.values)
-            _refuse_unread(spec, composer, path)
+            typed = {_key(change) for change in changes}
+            notes += _unread(spec, composer, path, typed if changes else set(spec.base))
     except AxisError as error:
         raise ConfigError(f"{path.name}: {error}") from None
     dropped = [f"dropped after the overrides: {text}" for text in expansion.unmatched]
@@ -539,11 +540,18 @@ def _expand(raw: dict[str, Any], composer: _Composer) -> Expansion:
     return expand(raw["axes"], raw["exclude"], lambda path: composer.lookup(raw["base"], path))
 
 
-def _refuse_unread(spec: SweepSpec, composer: _Composer, path: Path) -> None:
-    """Refuse a value that no cell has a place for, for example an option of an absent mixer."""
-    for key in spec.base:
-        if key not in composer.read:
+def _unread(spec: SweepSpec, composer: _Composer, path: Path, asked: set[str]) -> list[str]:
+    """Notes on base values that no cell has a place for, for example options of an absent mixer.
+
+    Raises:
+        ConfigError: such a value among those `asked` for: typed on the command line, or in a file
+            that no override has emptied.
+    """
+    unread = [key for key in spec.base if key not in composer.read]
+    for key in unread:
+        if key in asked:
             raise ConfigError(f"{path.name}: {key} is set, but no cell of this sweep reads it")
+    return [f"no cell is left that reads {key}" for key in unread]
 
 
 # Sentences ---------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ def trial_to_dict(config: TrialConfig) -> dict[str, Any]:
 
 
 def _build(cls: type[Any], values: dict[str, Any]) -> Any:
-    hints = _hints(cls)
+    hints = _hints(cast(Hashable, cls))
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         target = hints.get(name)
@@ -199,7 +199,7 @@ def _build(cls: type[Any], values: dict[str, Any]) -> Any:
 
 
 @cache
-def _hints(cls: Hashable) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls)
 
 

@@ -13,7 +13,7 @@ from orchestrator.data.preparation import prepare
 from orchestrator.display import Watch
 from orchestrator.errors import ConfigError
 from orchestrator.identity import digest
-from orchestrator.ledger import DriverLock, Ledger, ReplicateState
+from orchestrator.ledger import DriverLock, Ledger, ReplicateState, read_rows
 from orchestrator.plan import Plan, unprepared
 from orchestrator.provenance import Provenance
 from orchestrator.records import TrialRecord
@@ -44,6 +44,7 @@ def reconcile(plan: Plan, provenance: Provenance, console: Console) -> int:
     uri = tracking_uri(plan.spec.tracking.uri, plan.root)
     with DriverLock(plan.ledger.folder):
         plan = with_data(plan, console)
+        _refuse_other_data(plan)
         view = MlflowView(uri, plan.root, plan.spec.name)
         plan.ledger.write_spec(spec_json(plan, provenance))
         view.open(_sweep_params(plan), provenance)
@@ -117,13 +118,13 @@ def with_data(plan: Plan, console: Console) -> Plan:
 
     Raises:
         ConfigError: data that has to be prepared by its own command, that does not match its
-            manifest, that is too short for a window, or that differs from the ledger's.
+            manifest, or that is too short for a window.
     """
     folder = plan.data_folder
     try:
         if folder is None:
             if not plan.data.is_embedded:
-                raise ConfigError(unprepared(plan.sweep))
+                raise ConfigError(unprepared(plan.sweep, plan.data))
             console.print(f"preparing the data set {plan.data.name}")
             folder = prepare(plan.data, plan.root).folder
         dataset = open_dataset(folder)
@@ -134,13 +135,19 @@ def with_data(plan: Plan, console: Console) -> Plan:
             evaluation_set(dataset, seq_len, windows)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    return replace(plan, data_folder=folder)
+
+
+def _refuse_other_data(plan: Plan) -> None:
+    """Refuse to train on other tokens than the replicates that the ledger has."""
+    assert plan.data_folder is not None
     known = plan.ledger.spec().get("data_id") if plan.ledger.exists else None
-    if known and known != dataset.data_id and plan.ledger.replicate_ids():
+    now = open_dataset(plan.data_folder).data_id
+    if known and known != now and plan.ledger.replicate_ids():
         raise ConfigError(
             f"sweep {plan.spec.name} has replicates trained on data {known[:8]}, but this call "
-            f"would use {dataset.data_id[:8]}; restore that data, or use another name"
+            f"would use {now[:8]}; restore that data, or use another name"
         )
-    return replace(plan, data_folder=folder)
 
 
 def compact(plan: Plan) -> list[TrialRecord]:
@@ -161,7 +168,11 @@ def report(ledger: Ledger, view: MlflowView | None, console: Console) -> dict[st
     from analysis.report import write_report
 
     out = ledger.folder / "report"
-    result = write_report(ledger.folder, out)
+    try:
+        result = write_report(ledger.folder, out)
+    except ValueError as error:  # records that cannot be compared; they are kept as they are
+        console.print(f"no report: {error}", markup=False)
+        return {}
     if view is not None:
         view.attach(ledger.folder, [out / name for name in result.files])
     console.print(f"report: {out / 'index.html'}", markup=False)
@@ -225,6 +236,68 @@ def _announce(plan: Plan, console: Console) -> None:
         f"{plan.spec.name}: {len(plan.desired)} replicates asked for, {done} done, "
         f"{len(plan.to_run)} to run on {plan.device}"
     )
+
+
+def verify(root: Path, sweep: str, console: Console) -> int:
+    """Recompute every number of a sweep's report from its records; returns the exit code.
+
+    Raises:
+        LedgerError: there is no such sweep.
+        ConfigError: it has no report, or its records cannot be read.
+    """
+    from analysis.claims import verify as verify_claims
+
+    ledger = Ledger(root, sweep)
+    ledger.spec()
+    try:
+        drifts = verify_claims(ledger.folder)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    for drift in drifts:
+        console.print(drift, markup=False)
+    if drifts:
+        console.print(f"{len(drifts)} claims do not follow from the records")
+        return EXIT_FAILED
+    console.print(f"{sweep}: every number of the report follows from the records")
+    return EXIT_DONE
+
+
+def rebuild(root: Path, sweep: str, provenance: Provenance, console: Console) -> int:
+    """Make a sweep's Parquet and MLflow runs again from its journals and compare them.
+
+    Returns the exit code: 0 where MLflow then shows what the journals hold.
+
+    Raises:
+        LedgerError: there is no such sweep, or a process is running it.
+    """
+    ledger = Ledger(root, sweep)
+    spec = ledger.spec()
+    with DriverLock(ledger.folder):
+        desired = {
+            row["replicate_id"]: bool(row["desired"])
+            for row in read_rows(ledger.folder / "trials.parquet")
+        }
+        records = {
+            name: replace(ledger.planned(name), desired=desired.get(name, True))
+            for name in ledger.replicate_ids()
+        }
+        states = ledger.states(records)
+        ledger.compact([ledger.record(r, states[name]) for name, r in records.items()], states)
+        view = MlflowView(tracking_uri(spec["tracking"]["uri"], root), root, sweep)
+        removed = view.forget()
+        params = {"purpose": spec["purpose"], "match": spec["match"], "device": spec["device"]}
+        view.open(params | spec["base"], provenance)
+        view.sync(ledger, records, provenance)
+        metrics = report(ledger, view, console)
+        view.close("FINISHED", metrics, f"Sweep **{sweep}**, made again from its journals.")
+        different = view.differences(ledger, records)
+    for sentence in different:
+        console.print(sentence, markup=False)
+    console.print(
+        f"{sweep}: {removed} runs replaced, {len(records)} replicates made again, "
+        f"{len(different)} differences"
+    )
+    return EXIT_FAILED if different else EXIT_DONE
 
 
 def report_again(root: Path, sweep: str, console: Console) -> int:

@@ -369,6 +369,11 @@ def _write_parquet(path: Path, rows: list[dict[str, Any]], cls: type[Any]) -> No
     partial.replace(path)
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a Parquet file; none where there is no file."""
+    return list(pq.read_table(path).to_pylist()) if path.is_file() else []
+
+
 class DriverLock:
     """Held by the one process that runs a sweep; freed by the kernel when that process ends."""
 

@@ -82,13 +82,14 @@ class Plan:
         return dict(Counter(state.status for state in self.states.values()))
 
 
-def make_plan(sweep: Sweep, root: Path, folder: Path) -> Plan:
+def make_plan(sweep: Sweep, root: Path, folder: Path, *, joins_ledger: bool = True) -> Plan:
     """The plan of a sweep under a root; reads, starts and writes nothing.
 
     Args:
         sweep: the resolved sweep.
         root: absolute folder that holds every sweep's ledger.
         folder: the folder that the command was started in.
+        joins_ledger: whether results would stand beside those that the ledger has.
 
     Raises:
         ConfigError: what cannot be run: resources that do not exist, a change that would alter
@@ -113,14 +114,14 @@ def make_plan(sweep: Sweep, root: Path, folder: Path) -> Plan:
     }
     ledger = Ledger(root, spec.name)
     on_disk = ledger.replicate_ids()
-    if ledger.exists:
+    if ledger.exists and joins_ledger:
         _refuse_changed_sweep(ledger.spec(), sweep, device, precision, on_disk, desired)
     undesired = [name for name in on_disk if name not in desired]
     if undesired:
         notes.append(f"{len(undesired)} replicates on disk are no longer asked for; they are kept")
     data, data_folder = find_data(sweep, root, folder)
     if data_folder is None:
-        notes.append(unprepared(sweep))
+        notes.append(unprepared(sweep, data))
     return Plan(
         sweep=sweep,
         root=root,
@@ -144,26 +145,23 @@ def find_data(sweep: Sweep, root: Path, folder: Path) -> tuple[DataConfig, Path 
     cell's identity; what was read is, through the data id.
 
     Raises:
-        ConfigError: files that are in none of these folders and not prepared either, or prepared
-            data that does not match its manifest.
+        ConfigError: prepared data that does not match its manifest, or settings that no data fits.
     """
     config = sweep.cells[0].config.data
     places = [sweep.conf_path.parent, folder, root, root.parent]
     try:
         candidates = [resolve_paths(config, place) for place in places]
         for candidate in candidates:
-            if _has_sources(candidate):
+            if has_sources(candidate):
                 return candidate, locate(candidate, root)
         prepared = locate(candidates[0], root)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if prepared is None:
-        shown = ", ".join(str(place) for place in dict.fromkeys(places))
-        raise ConfigError(f"data.sources={config.sources}: no such files; looked for in {shown}")
     return candidates[0], prepared
 
 
-def _has_sources(config: DataConfig) -> bool:
+def has_sources(config: DataConfig) -> bool:
+    """Whether every glob of a data set matches a file."""
     try:
         list_sources(config)
     except MissingSourceError:
@@ -205,11 +203,15 @@ def planned_record(sweep: str, cell: Cell, seed: int) -> TrialRecord:
     )
 
 
-def unprepared(sweep: Sweep) -> str:
+def unprepared(sweep: Sweep, data: DataConfig) -> str:
     """What to say about data that is not prepared."""
-    data = sweep.cells[0].config.data
     if data.is_embedded:
         return f"data {data.name} is not prepared yet; the sweep prepares it first"
+    if not has_sources(data):
+        return (
+            f"data {data.name} is not prepared, and there are no files {', '.join(data.sources)}; "
+            "put them there or give data.sources"
+        )
     return (
         f"data {data.name} is not prepared yet; run "
         f"`python -m orchestrator data prepare conf={sweep.conf_path}` first"

@@ -124,6 +124,57 @@ class MlflowView:
                 self._parent_id, str(path), None if inside == Path() else str(inside)
             )
 
+    def forget(self) -> int:
+        """Delete the sweep's runs from the view, to be made again; returns how many there were."""
+        found = list(self._search("tags.kind = 'replicate'")) + list(
+            self._search("tags.kind = 'sweep'")
+        )
+        for run in found:
+            self._client.delete_run(run.info.run_id)
+        for known in (self._runs, self._synced, self._steps, self._offsets):
+            known.clear()
+        self._parent = None
+        return len(found)
+
+    def differences(self, ledger: Ledger, records: dict[str, TrialRecord]) -> list[str]:
+        """Sentences on every replicate whose run does not show what the journals hold."""
+        runs: dict[str, list[Run]] = {}
+        for run in self._search("tags.kind = 'replicate'"):
+            runs.setdefault(run.data.tags["replicate_id"], []).append(run)
+        found = [f"{name}: a run without a replicate" for name in runs.keys() - records.keys()]
+        for name, planned in records.items():
+            state = ledger.state(name)
+            if not state.attempts:
+                continue
+            if len(runs.get(name, [])) != 1:
+                found.append(f"{name}: {len(runs.get(name, []))} runs instead of one")
+                continue
+            found += self._run_differences(ledger, ledger.record(planned, state), runs[name][0])
+        return found
+
+    def _run_differences(self, ledger: Ledger, record: TrialRecord, run: Run) -> list[str]:
+        name, row = record.replicate_id, record.as_row()
+        state = ledger.state(name)
+        found = []
+        status = mlflow_status(state.status, state.failure_class)
+        if run.info.status != status:
+            found.append(f"{name}: MLflow says {run.info.status}, the journal {status}")
+        for key in FINAL_METRICS:
+            shown = run.data.metrics.get(key)
+            if not _same(shown, row[key]) and status != "RUNNING":
+                found.append(f"{name}: {key} is {shown} in MLflow and {row[key]} in the journal")
+        points = ledger.curve(name, state.attempts)
+        for key in CURVE_METRICS:
+            history = self._client.get_metric_history(run.info.run_id, key)
+            shown_points = [(metric.step, metric.value) for metric in history]
+            wanted = [(p.step, v) for p in points if (v := getattr(p, key)) is not None]
+            if len(shown_points) != len(wanted) or not all(
+                a[0] == b[0] and _same(a[1], b[1])
+                for a, b in zip(sorted(shown_points), wanted, strict=True)
+            ):
+                found.append(f"{name}: the curve of {key} differs")
+        return found
+
     def _ensure_experiment(self, root: Path) -> str:
         found = self._client.get_experiment_by_name(self._sweep)
         if found is None:
@@ -323,6 +374,15 @@ def _metric(key: str, value: float, step: int, stamp: int) -> Metric:
     # MLflow would store an infinity as 1.797e308, so it is shown as NaN; the journal has the value.
     number = float(value)
     return Metric(key, number if math.isfinite(number) else math.nan, stamp, step)
+
+
+def _same(shown: float | None, recorded: float | None) -> bool:
+    """Whether MLflow's number is the recorded one; an infinity is shown as NaN."""
+    if shown is None or recorded is None:
+        return shown is recorded
+    if not math.isfinite(recorded):
+        return math.isnan(shown)
+    return float(shown) == float(recorded)
 
 
 def _milliseconds() -> int:

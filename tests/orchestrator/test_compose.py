@@ -87,6 +87,14 @@ def test_an_option_of_one_mixer_is_read_by_that_mixer_alone(load):
     assert found == {"softmax": None, "deltanet": None, "gated_deltanet": "ones"}
 
 
+def test_a_base_value_that_an_override_left_without_a_reader_is_said(load):
+    text = SMALL.replace("  size: nano", "  size: nano\n  optimizer.adam_lr: 1e-2")
+    sweep = load(text, "optimizer=adamw")
+    assert "no cell is left that reads optimizer.adam_lr" in sweep.notes
+    with pytest.raises(ConfigError, match=r"optimizer\.adam_lr is set, but no cell"):
+        load(SMALL, "optimizer=adamw", "optimizer.adam_lr=1e-2")
+
+
 def test_a_value_that_is_the_default_changes_no_id(load):
     plain = [cell.cell_id for cell in load().cells]
     assert [cell.cell_id for cell in load(SMALL, "clip_norm=1.0").cells] == plain
