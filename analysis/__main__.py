@@ -29,8 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return REFUSED
-    answer = result.headline.get("answer", "No arm has both a final loss and a measured speed.")
-    sys.stdout.write(f"{answer}\n{result.folder / 'index.html'}\n")
+    sys.stdout.write(f"{result.headline['answer']}\n{result.folder / 'index.html'}\n")
     return DONE
 
 

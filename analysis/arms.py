@@ -212,5 +212,11 @@ def mixer_rank(mixer: str) -> tuple[int, str]:
 
 
 def _house_order(arm: Arm) -> tuple[Any, ...]:
-    stack = arm.fact("stack")
-    return mixer_rank(arm.fact("mixer")), stack != "pure", stack, arm.fact("optimizer"), arm.label
+    stack, length = arm.fact("stack"), arm.fact("seq_len")
+    return (
+        mixer_rank(arm.fact("mixer")),
+        (stack != "pure", stack),
+        arm.fact("optimizer"),
+        float(length) if length else 0.0,
+        arm.label,
+    )

@@ -13,6 +13,7 @@ from analysis.rendering import (
     main_rows,
     markdown_table,
 )
+from analysis.scaling import build_families, scaling_sentences
 from analysis.study import Comparable, Study
 
 
@@ -46,12 +47,22 @@ def provenance(study: Study) -> list[tuple[str, str]]:
     return rows + list(study.settings.context)
 
 
+def answers(study: Study) -> list[str]:
+    """The answer of each comparison, or of the timings where only speed was measured."""
+    if study.sweep.purpose == "measure":
+        timed = scaling_sentences(build_families(study.sweep.trials))
+        return timed or ["No arm is timed at two lengths yet."]
+    return [
+        (f"{part.name}: " if part.name else "") + wording.headline_sentence(part)
+        for part in study.comparables
+    ] or ["No replicate is desired: there is nothing to report."]
+
+
 def findings(study: Study) -> list[str]:
     """What the report concludes, one sentence each, every one a claim's statement."""
-    sentences = []
+    sentences = answers(study)
     for part in study.comparables:
         prefix = f"{part.name}: " if part.name else ""
-        sentences.append(prefix + wording.headline_sentence(part))
         if part.hypervolume:
             sentences.append(prefix + wording.hypervolume_sentence(part.hypervolume))
         if part.comparison:
@@ -73,8 +84,12 @@ def markdown_page(study: Study) -> str:
     lines += [f"- {note}" for note in study.sweep.notes] + ([""] if study.sweep.notes else [])
     lines += ["## Findings", "", *[f"- {sentence}" for sentence in findings(study)], ""]
     for number, part in enumerate(study.comparables, start=1):
+        if study.sweep.purpose == "measure" and not part.has_losses:
+            continue
         figure = f"_{number}" if len(study.comparables) > 1 else ""
         lines += _markdown_part(part, figure)
+    if build_families(study.sweep.trials):
+        lines += ["![Training time against context length](figures/scaling.png)", ""]
     lines += [
         "## Provenance",
         "",

@@ -16,12 +16,13 @@ from analysis.interactive.costs import curves_figure, scaling_figure, trade_off_
 from analysis.interactive.learning_rate import rate_figures
 from analysis.interactive.pareto import pareto_figure
 from analysis.interactive.rows import difference_figure
+from analysis.markdown import answers
 from analysis.next_runs import proposal_sentence, propose
 from analysis.rendering import DIFFERENCE_HEADER, MAIN_HEADER, difference_text_rows, main_rows
-from analysis.scaling import build_families, find_crossovers
+from analysis.scaling import build_families
 from analysis.study import Comparable, Study
 from analysis.tradeoffs import trade_offs
-from analysis.wording import choice_sentence, front_sentence, headline_sentence
+from analysis.wording import choice_sentence, front_sentence
 
 RATE_CAPTION = (
     "Mean over seeds with 95 % t intervals from 3 seeds; small dots are seeds, the large ringed "
@@ -44,11 +45,12 @@ def html_page(study: Study, provenance: Sequence[tuple[str, str]], findings: Seq
     figures: dict[str, Any] = {}
     body = [_head(study)]
     for number, part in enumerate(study.comparables):
+        if study.sweep.purpose == "measure" and not part.has_losses:
+            continue
         key = f"p{number}"
         body += _part(part, key, figures)
         body += _costs(part, key, study, figures)
     body += [
-        _section("Where every replicate went", _accounting(study)),
         *_shared(study, figures),
         _section("Findings", _list(findings)),
         _section("Provenance", _table((), provenance, is_wide=False)),
@@ -76,20 +78,11 @@ def html_page(study: Study, provenance: Sequence[tuple[str, str]], findings: Seq
 
 def _head(study: Study) -> str:
     lines = [f"<header><h1>{html.escape(study.title)}</h1>"]
-    for part in study.comparables:
-        prefix = f"<b>{html.escape(part.name)}</b>: " if part.name else ""
-        lines.append(f'<p class="answer">{prefix}{html.escape(headline_sentence(part))}</p>')
-    counts = study.sweep.accounting
-    states = [
-        f"{count} {state.replace('_', ' ')}"
-        for state, count in counts.rows()
-        if state not in ("expected", "found") and count
-    ]
-    lines.append(
-        f'<p class="count">{counts.expected} replicates expected: {", ".join(states) or "none"}.'
-        "</p></header>"
-    )
-    return "\n".join(lines)
+    lines += [f'<p class="answer">{html.escape(text)}</p>' for text in answers(study)]
+    counts = study.sweep.accounting.rows()
+    states = [state.replace("_", " ") for state, _ in counts]
+    lines.append(_table(("replicates", *states), [("", *(str(count) for _, count in counts))]))
+    return "\n".join([*lines, _list(study.sweep.notes), "</header>"])
 
 
 def _part(part: Comparable, key: str, figures: dict[str, Any]) -> list[str]:
@@ -157,7 +150,7 @@ def _shared(study: Study, figures: dict[str, Any]) -> list[str]:
     if figure is None:
         return []
     figures["scaling"] = figure
-    caption = scaling_caption(families, find_crossovers(families))
+    caption = scaling_caption(families)
     return [_section("Time against context length", _figure("scaling", caption, "tall"))]
 
 
@@ -165,11 +158,6 @@ def _main(part: Comparable) -> str:
     left_out = [front_sentence(point) for point in part.points if point.left_out]
     edges = [choice_sentence(p) for p in part.points if p.choice and p.choice.edge]
     return _table(MAIN_HEADER, main_rows(part)) + _caption(MAIN_CAPTION) + _list(left_out + edges)
-
-
-def _accounting(study: Study) -> str:
-    rows = [(state.replace("_", " "), str(n)) for state, n in study.sweep.accounting.rows()]
-    return _table(("state", "replicates"), rows, is_wide=False) + _list(study.sweep.notes)
 
 
 def _section(title: str, content: str) -> str:

@@ -1,16 +1,14 @@
 """Writes a sweep's report: pages, figures, tables and claims, the same bytes every time."""
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis import wording
 from analysis.claims import claims_text
 from analysis.cost_tables import csv_tables
 from analysis.figures import draw_all
 from analysis.figures.style import house_style, png_bytes, svg_bytes
 from analysis.load import load_sweep
-from analysis.markdown import findings, markdown_page, provenance
+from analysis.markdown import answers, findings, markdown_page, provenance
 from analysis.page import html_page
 from analysis.rendering import MAIN_HEADER, latex_table, main_rows
 from analysis.study import Settings, Study, analyse
@@ -97,9 +95,10 @@ def _source(study: Study) -> str:
 
 def _write(place: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
     """Replaces the report's own files in `place`; what is not a report's file stays."""
-    for name in ("figures", "tables"):
-        if (place / name).is_dir():
-            shutil.rmtree(place / name)
+    if (place / "claims.json").is_file():
+        for pattern in ("figures/*.png", "figures/*.svg", "tables/*.csv", "tables/*.tex"):
+            for old in place.glob(pattern):
+                old.unlink()
     for name, content in contents.items():
         path = place / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,6 +111,7 @@ def headline(study: Study) -> dict[str, float | str]:
     numbers: dict[str, float | str] = {
         f"replicates_{state}": float(count) for state, count in study.sweep.accounting.rows()
     }
+    numbers["answer"] = answers(study)[0]
     part = next((part for part in study.comparables if part.front), None)
     if part is None:
         return numbers
@@ -123,7 +123,6 @@ def headline(study: Study) -> dict[str, float | str]:
         "best_loss_arm": good.arm.label,
         "fastest_tokens_per_second": fast.speed,
         "fastest_arm": fast.arm.label,
-        "answer": wording.headline_sentence(part),
     }
     if part.hypervolume:
         numbers["hypervolume"] = part.hypervolume.of_means

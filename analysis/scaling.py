@@ -277,6 +277,29 @@ def _build_family(label: str, members: pd.DataFrame) -> Family | None:
     )
 
 
+def scaling_sentences(families: tuple[Family, ...]) -> list[str]:
+    """What the timings say: growth of every family, and where it overtakes softmax."""
+    sentences = []
+    for family in families:
+        per_token = family.seconds / family.lengths
+        grown = growth_percent(float(per_token[0]), float(per_token[-1]))
+        lost = ", ".join(f"{length:,}" for length in family.out_of_memory)
+        sentences.append(
+            f"{family.label}: from {family.lengths[0]:,.0f} to {family.lengths[-1]:,.0f} tokens of "
+            f"context the time per token changes by {grown:+.0f} %"
+            + (f"; out of memory at {lost}." if lost else ".")
+        )
+    for found in find_crossovers(families):
+        interval = ""
+        if math.isfinite(found.low):
+            high = f"{found.high:,.0f}" if math.isfinite(found.high) else "beyond"
+            interval = f" (middle 95 % of seed draws {found.low:,.0f} to {high})"
+        sentences.append(
+            f"{found.first} trains faster than {found.second} {found.words}{interval}."
+        )
+    return sentences
+
+
 def find_crossovers(families: tuple[Family, ...]) -> list[Crossover]:
     """Where each family overtakes the softmax family of its optimizer in training speed."""
     found = []

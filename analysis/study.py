@@ -69,6 +69,11 @@ class Comparable:
         return tuple(sorted((p for p in self.points if p.on_front), key=lambda p: -p.speed))
 
     @property
+    def has_losses(self) -> bool:
+        """Whether any replicate trained to an end, finite or not."""
+        return any(point.arm.num_ended for point in self.points)
+
+    @property
     def drawn(self) -> tuple[Point, ...]:
         """Points that take part in the front."""
         return tuple(point for point in self.points if not point.left_out)

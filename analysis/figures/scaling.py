@@ -1,7 +1,5 @@
 """Time and memory against context length: from which length on is which arm faster?"""
 
-import math
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import (
@@ -14,7 +12,7 @@ from matplotlib.ticker import (
 
 from analysis.arms import Arm
 from analysis.figures.style import FAINT, Drawing, Look, Palette, freeze, house_style, new_figure
-from analysis.scaling import Crossover, Family, build_families, find_crossovers
+from analysis.scaling import Family, build_families, scaling_sentences
 from analysis.study import Study
 from analysis.wording import bytes_text, tick_text
 
@@ -64,7 +62,7 @@ def draw_scaling(study: Study) -> Drawing | None:
     return Drawing(
         name="scaling",
         figure=figure,
-        caption=scaling_caption(families, find_crossovers(families)),
+        caption=scaling_caption(families),
         alt="Training seconds per sequence against context length, both axes logarithmic, of "
         + ", ".join(family.label for family in families)
         + ".",
@@ -168,21 +166,10 @@ def _draw_memory(axes: Axes, families: tuple[Family, ...], looks: dict[str, Look
     axes.set_ylabel("peak training memory")
 
 
-def scaling_caption(families: tuple[Family, ...], crossovers: list[Crossover]) -> str:
+def scaling_caption(families: tuple[Family, ...]) -> str:
     """What is timed, and where which family overtakes softmax."""
     parts = [
         "Median-step training time per sequence, mean over seeds, pooled over learning rates; "
         "small dots are seeds, grey lines grow with T and T²."
     ]
-    for found in crossovers:
-        interval = ""
-        if math.isfinite(found.low):
-            high = f"{found.high:,.0f}" if math.isfinite(found.high) else "beyond"
-            interval = f" (middle 95 % of seed draws {found.low:,.0f} to {high})"
-        parts.append(f"{found.first} trains faster than {found.second} {found.words}{interval}.")
-    lost = [family for family in families if family.out_of_memory]
-    parts += [
-        f"{family.label} ran out of memory at {', '.join(f'{n:,}' for n in family.out_of_memory)}."
-        for family in lost
-    ]
-    return " ".join(parts)
+    return " ".join([*parts, *scaling_sentences(families)])

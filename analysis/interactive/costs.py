@@ -5,7 +5,7 @@ import pandas as pd
 
 from analysis.figures.curves import build_curves, curve_limits
 from analysis.figures.scaling import family_looks
-from analysis.figures.style import Palette
+from analysis.figures.style import Palette, byte_ticks
 from analysis.interactive.marks import SYMBOLS, Figure, dash, rounded
 from analysis.pareto import staircase
 from analysis.scaling import Family
@@ -95,14 +95,18 @@ def trade_off_figure(trade: TradeOff, part: Comparable) -> Figure:
         "hoverinfo": "skip",
     }
     better = "more is better" if trade.cost.is_better_large else "less is better"
+    axis: Figure = {
+        "title": {"text": f"{trade.cost.label} ({better})"},
+        "type": "log" if is_log else "linear",
+        "tickformat": "~s",
+    }
+    if trade.cost.is_bytes and not is_log:
+        ticks = byte_ticks(float(places[:, 0].min()), float(places[:, 0].max()), most=3)
+        axis |= {"tickvals": ticks, "ticktext": [bytes_text(tick) for tick in ticks]}
     return {
         "data": [front, marks],
         "layout": {
-            "xaxis": {
-                "title": {"text": f"{trade.cost.label} ({better})"},
-                "type": "log" if is_log else "linear",
-                "tickformat": "~s",
-            },
+            "xaxis": axis,
             "yaxis": {"title": {"text": "final loss, nats"}},
             "margin": {"l": 50, "r": 8, "t": 8, "b": 40},
         },
