@@ -22,7 +22,7 @@ from torch import Tensor
 
 def rope_tables(
     positions: Tensor, dim: int, *, base: float
-) -> tuple[Float[Tensor, "*positions K/2"], Float[Tensor, "*positions K/2"]]:
+) -> tuple[Float[Tensor, "*positions half"], Float[Tensor, "*positions half"]]:
     """The cosines and sines of every position and channel pair.
 
     Args:
@@ -44,8 +44,8 @@ def rope_tables(
 
 def rope(
     x: Float[Tensor, "B T H K"],
-    cos: Float[Tensor, "*positions K/2"],
-    sin: Float[Tensor, "*positions K/2"],
+    cos: Float[Tensor, "*positions half"],
+    sin: Float[Tensor, "*positions half"],
 ) -> Float[Tensor, "B T H K"]:
     """Turns x by the angles of its positions; float32 inside, out in x's dtype.
 

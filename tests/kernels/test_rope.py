@@ -38,9 +38,10 @@ def test_scores_depend_on_the_distance_and_lengths_stay() -> None:
 
 
 def test_far_positions_keep_their_angle() -> None:
-    cos, sin = rope_tables(torch.tensor([1_000_003]), 2, base=10_000.0)
-    assert cos.item() == pytest.approx(math.cos(1_000_003), abs=1e-7)
-    assert sin.item() == pytest.approx(math.sin(1_000_003), abs=1e-7)
+    cos, sin = rope_tables(torch.tensor([1_000_003]), 4, base=3.0)
+    angles = [1_000_003 / 3 ** (i / 2) for i in range(2)]
+    assert cos[0].tolist() == pytest.approx([math.cos(angle) for angle in angles], abs=1e-7)
+    assert sin[0].tolist() == pytest.approx([math.sin(angle) for angle in angles], abs=1e-7)
 
 
 def test_positions_may_differ_between_rows() -> None:

@@ -33,8 +33,9 @@ def assert_equals_the_loop(rule: Rule, inputs: dict[str, Tensor], impl: str) -> 
 @pytest.mark.parametrize("T", [64, 100])
 @pytest.mark.parametrize("log_decay", [-20.0, -30.0])
 def test_a_strong_decay_at_every_token(name: str, log_decay: float, T: int, impl: str) -> None:
-    """Masked exponents are +20 per token of distance, and exp of them infinite; the gradient of the
-    decay is e^−20 of what each token does to itself and to the slots beyond the end.
+    """Masked exponents are +20 per token of distance, and exp of them infinite.
+
+    The gradient of the decay is e^−20 of what a token does to itself and to slots beyond the end.
     """
     rule = RULES[name]
     inputs = draw_inputs(rule, T=T, log_decay=constant(log_decay), strength=constant(1.0))
