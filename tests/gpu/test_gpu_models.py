@@ -33,7 +33,7 @@ SHAPE = ModelConfig(
         softmax_head_dim=16,
         key_heads=2,
         value_heads=4,
-        key_dim=16,
+        key_dim=32,
         value_dim=32,
     ),
 )
