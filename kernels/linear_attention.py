@@ -146,10 +146,8 @@ def _triton(
     from kernels.linear_attention_triton import linear_attention_triton  # noqa: PLC0415
     from kernels.scalar_delta_triton import scalar_delta_triton  # noqa: PLC0415
 
+    memory, key_sum = initial_state if isinstance(initial_state, tuple) else (initial_state, None)
     if log_decay is None:
-        memory, key_sum = (
-            initial_state if isinstance(initial_state, tuple) else (initial_state, None)
-        )
         out, final, final_key_sum = linear_attention_triton(
             q,
             k,
@@ -176,7 +174,7 @@ def _triton(
         log_decay=log_decay,
         beta=None,
         scale=scale,
-        initial_state=initial_state,
+        initial_state=memory,
         cu_seqlens=cu_seqlens,
     )
     return out, final

@@ -44,7 +44,8 @@ class _ScalarFactors(torch.autograd.Function):
         since = torch.ones(size, size, dtype=between.dtype, device=between.device).triu()
         from_row = torch.bmm(since.expand_as(between), d_exponent)
         d_entering_total = (d_entering * entering).flip(-1).cumsum(-1).flip(-1)
-        return from_row.tril_(-1).sum(-1) + d_entering_total
+        d_log_decay: Tensor = from_row.tril_(-1).sum(-1) + d_entering_total
+        return d_log_decay
 
 
 def scalar_factors(log_decay: Tensor) -> tuple[Tensor, Tensor]:
