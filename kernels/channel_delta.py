@@ -17,8 +17,9 @@ Attention Architectures" (arXiv 2607.07953). Unlike the published chunked forms,
 positive and none is bounded, whatever the decay (see `channel_decay`), and one triangular solve
 serves values and keys at once (see `delta_chunks`).
 
-Cost: state 4·K·V bytes per head; forward about 6·K·V + 2·K² + 4·C·(K + V) FLOPs per token and
-head, and (log2(C) + 2)·K exponentials, which the backward keeps beside what the scalar rules keep.
+Cost: state 4·K·V bytes per head; forward about 6·K·V + 2·K² + 2·K²·V/C + C·(5·K + 3·V) FLOPs per
+token and head, and (log2(C) + 2)·K exponentials, which the backward keeps beside what the scalar
+rules keep.
 """
 
 from typing import Any

@@ -27,8 +27,8 @@ The backward needs one solve of V columns. With dS' the gradient of the state af
     dL = −dX Rᵀ (j < i)   dKb = −dX Sᵀ   dP = dO Rᵀ (j ≤ i)   dQg = dO Sᵀ   dKt = R dS'ᵀ
     dS = Aᵀ dS' + Qgᵀ dO − Wᵀ (dR_out + Pᵀ dO)                dγ = Σ_V dS' ∘ S
 
-Cost: 4·C·V + 2·C·(K + V) + 8·K·V + 2·K² FLOPs per token, about twice that backward; kept for it are
-L, P, W, R, Kt, Qg, A and S.
+Cost: C·(K + 3·V) + 2·K² + 6·K·V + 2·K²·V/C FLOPs per token, about twice that backward; kept for it
+are L, P, W, R, Kt, Qg, A and S.
 """
 
 from collections.abc import Sequence

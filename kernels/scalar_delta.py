@@ -15,8 +15,9 @@ section 3, and "Gated Delta Networks" (arXiv 2412.06464), equation 10 and sectio
 chunked form, one triangular solve serves values and keys at once, and its results go straight into
 the K × K map of the state across a chunk (see `delta_chunks`).
 
-Cost: state 4·K·V bytes per head; forward about 6·K·V + 2·K² + 4·C·(K + V) FLOPs per token and
-head; the backward keeps, per chunk of C tokens, a few C × C and K × K matrices and the K × V state.
+Cost: state 4·K·V bytes per head; forward about 6·K·V + 2·K² + 2·K²·V/C + C·(5·K + 3·V) FLOPs per
+token and head; the backward keeps, per chunk of C tokens, a few C × C and K × K matrices and the
+K × V state.
 """
 
 from jaxtyping import Float, Int

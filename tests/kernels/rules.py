@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 import kernels
+from kernels.channel_delta import GATED_DELTA_RULE_2, KIMI_DELTA_RULE
+from kernels.linear_attention import LINEAR_ATTENTION
+from kernels.scalar_delta import DELTA_RULE, GATED_DELTA_RULE
 
 Draw = Callable[[tuple[int, ...], torch.Generator], Tensor]
 
@@ -65,6 +68,15 @@ RULES = {
 }
 DELTA_RULES = {name: rule for name, rule in RULES.items() if rule.has_residual}
 DECAYING_RULES = {name: rule for name, rule in RULES.items() if "log_decay" in rule.gates}
+
+TABLES: dict[str, dict[str, Any]] = {
+    "linear_attention": LINEAR_ATTENTION,
+    "delta_rule": DELTA_RULE,
+    "gated_delta_rule": GATED_DELTA_RULE,
+    "kimi_delta_rule": KIMI_DELTA_RULE,
+    "gated_delta_rule_2": GATED_DELTA_RULE_2,
+}
+"""The implementations of every public op."""
 
 IMPLS = ("chunked",)
 """Implementations that are compared with the loop on this machine."""

@@ -4,18 +4,7 @@ import pytest
 import torch
 
 from kernels import launch
-from kernels.channel_delta import GATED_DELTA_RULE_2, KIMI_DELTA_RULE
-from kernels.linear_attention import LINEAR_ATTENTION
-from kernels.scalar_delta import DELTA_RULE, GATED_DELTA_RULE
-from tests.kernels.rules import RULES, call, draw_inputs
-
-TABLES = {
-    "linear_attention": LINEAR_ATTENTION,
-    "delta_rule": DELTA_RULE,
-    "gated_delta_rule": GATED_DELTA_RULE,
-    "kimi_delta_rule": KIMI_DELTA_RULE,
-    "gated_delta_rule_2": GATED_DELTA_RULE_2,
-}
+from tests.kernels.rules import RULES, TABLES, call, draw_inputs
 
 
 @pytest.mark.parametrize("op", TABLES)
@@ -74,5 +63,5 @@ def test_the_named_implementation_is_the_one_that_runs(
 ) -> None:
     inputs = draw_inputs(RULES["kimi-delta"], T=5)
     other = "chunked" if impl == "reference" else "reference"
-    monkeypatch.delitem(KIMI_DELTA_RULE, other)
+    monkeypatch.delitem(TABLES["kimi_delta_rule"], other)
     assert call(RULES["kimi-delta"], inputs, impl=impl)["out"].isfinite().all()

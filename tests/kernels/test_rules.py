@@ -1,14 +1,17 @@
 """Every implementation equals the float64 loop: results, final states, every gradient."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from kernels.chunk_layout import chunk_size
 from tests.kernels.rules import (
     IMPLS,
     RULES,
+    TABLES,
     call,
     draw_inputs,
     evaluate,
@@ -27,6 +30,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "T64": {"T": 64},
     "B2-T65-HV3": {"B": 2, "T": 65, "H": 1, "HV": 3},
     "T131-K20-V12": {"T": 131, "K": 20, "V": 12},
+    "T95-K33-V8": {"T": 95, "K": 33, "V": 8},
+    "T129-K64-V16": {"T": 129, "K": 64, "V": 16},
 }
 
 
@@ -51,6 +56,23 @@ def test_the_chunked_form_is_the_same_function_in_float64(rule_name: str) -> Non
     inputs = draw_inputs(rule, B=2, T=70, H=2, HV=4, K=12, V=8)
     expected = evaluate(rule, inputs, impl="reference")
     assert_close(evaluate(rule, inputs, impl="chunked"), expected, F64)
+
+
+@pytest.mark.parametrize("size", [1, 4, 128])
+def test_the_size_of_chunks_changes_nothing(
+    rule_name: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = RULES[rule_name]
+    inputs = draw_inputs(rule, T=70, K=8, V=12)
+    expected = evaluate(rule, inputs, impl="chunked")
+    table = TABLES[rule.op.__name__]
+    monkeypatch.setitem(table, "chunked", partial(table["chunked"], size=size))
+    assert_close(evaluate(rule, inputs, impl="chunked"), expected, F64)
+
+
+def test_chunks_are_as_long_as_keys_are_wide_within_bounds() -> None:
+    sizes = {key_dim: chunk_size(key_dim) for key_dim in (1, 16, 31, 32, 33, 64, 100, 256)}
+    assert sizes == {1: 16, 16: 16, 31: 16, 32: 32, 33: 32, 64: 64, 100: 64, 256: 64}
 
 
 @pytest.mark.parametrize("impl", IMPLS)
