@@ -42,10 +42,10 @@ def reconcile(plan: Plan, provenance: Provenance, console: Console) -> int:
         )
         return EXIT_DONE
     uri = tracking_uri(plan.spec.tracking.uri, plan.root)
+    plan = with_data(plan, console)
+    _refuse_other_data(plan)
+    view = MlflowView(uri, plan.root, plan.spec.name)
     with DriverLock(plan.ledger.folder):
-        plan = with_data(plan, console)
-        _refuse_other_data(plan)
-        view = MlflowView(uri, plan.root, plan.spec.name)
         plan.ledger.write_spec(spec_json(plan, provenance))
         view.open(_sweep_params(plan), provenance)
         progress = _Progress(plan, view, provenance)

@@ -20,6 +20,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -372,6 +373,14 @@ def _write_parquet(path: Path, rows: list[dict[str, Any]], cls: type[Any]) -> No
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a Parquet file; none where there is no file."""
     return list(pq.read_table(path).to_pylist()) if path.is_file() else []
+
+
+@contextmanager
+def waiting_lock(path: Path) -> Iterator[None]:
+    """Holds a lock file for a `with` block; others on this host wait for it."""
+    with path.open("a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class DriverLock:

@@ -25,7 +25,7 @@ from mlflow.exceptions import MlflowException
 
 from orchestrator.errors import ConfigError
 from orchestrator.failures import mlflow_status
-from orchestrator.ledger import Ledger, ReplicateState, read_events
+from orchestrator.ledger import Ledger, ReplicateState, read_events, waiting_lock
 from orchestrator.provenance import Provenance
 from orchestrator.records import TrialRecord
 from orchestrator.store_uri import tracking_uri, without_secret
@@ -59,8 +59,11 @@ class MlflowView:
 
     def __init__(self, uri: str, root: Path, sweep: str) -> None:
         self._sweep = sweep
-        self._client = _connect(uri)
-        self._experiment = self._ensure_experiment(root)
+        root.mkdir(parents=True, exist_ok=True)
+        # Processes that make or migrate an SQLite store at the same time break it.
+        with waiting_lock(root / "mlflow.lock"):
+            self._client = _connect(uri)
+            self._experiment = self._ensure_experiment(root)
         self._parent: str | None = None
         self._runs: dict[str, str] = {}
         self._synced: dict[str, str] = {}
@@ -303,9 +306,9 @@ _RUNNING = "running"
 
 
 def _connect(uri: str) -> MlflowClient:
-    if uri.startswith("sqlite:///"):
-        Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     try:
+        if uri.startswith("sqlite:///"):
+            Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         client.search_experiments(max_results=1)
     except (MlflowException, OSError) as error:
