@@ -7,6 +7,7 @@ from typing import Any
 
 from models.accounting import count_parameters, softmax_reference, solve_ffn_dim
 from models.configs import ModelConfig
+from models.routing_config import RoutingConfig
 from orchestrator.axes import Assignment
 from orchestrator.config import SweepSpec, TrialConfig, trial_from_dict, trial_to_dict
 from orchestrator.errors import ConfigError
@@ -88,6 +89,9 @@ def _normalised(values: dict[str, Any]) -> dict[str, Any]:
             model["softmax"] = None
     elif model["softmax_layers"] is not None:
         model["softmax_every"] = None
+    routing = RoutingConfig(**model["routing"])
+    if not routing.routes_error:
+        model["routing"]["residual"] = RoutingConfig().residual
     return result
 
 

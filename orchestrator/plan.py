@@ -182,6 +182,8 @@ def planned_record(sweep: str, cell: Cell, seed: int) -> TrialRecord:
         mixer=model.mixer.name,
         stack=model.stack,
         softmax_every=model.softmax_every,
+        routing=model.routing.kind,
+        residual=model.routing.residual if model.routing.routes_error else None,
         dt_init=getattr(model.mixer, "dt_init", None),
         optimizer=config.optimizer.name,
         optimizer_variant=getattr(config.optimizer, "variant", None),
