@@ -287,9 +287,14 @@ def channel_delta_key_grads_kernel(
     CHANNEL_GATES: tl.constexpr,
     EXACT: tl.constexpr,
     ONE_CUT_LIMIT: tl.constexpr,
+    ONE_CUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (chunks · HV · K / BK). dq, dk, dlog_decay and derase of one tile of channels.
+
+    There are two of these kernels: with ONE_CUT, for the tiles that one cut serves, and without, for
+    the others, through the tree; each leaves the other's tiles alone. Together in one kernel they
+    need more registers than there are.
 
     dq and dk are those of one value head, to be summed over the heads that share a key head. With
     one erase strength for a head, `d_erase` [K / BK, tokens, HV] receives this tile's part of dbeta.
@@ -313,6 +318,14 @@ def channel_delta_key_grads_kernel(
     m_k = m[:, None] & (o_k < K)[None, :]
     at_k = rows[:, None] * (HV * K) + o_k[None, :]
     at_c = rows[:, None] * (HV * C) + rows[None, :]
+
+    b_g = tl.load(log_decay + first * K + at_k, mask=m_k, other=0.0)
+    b_g, b_high, b_low = split_log_decay(b_g)
+    at_mask = rows[:, None] * C + rows[None, :]
+    at_cut = (LEVELS - 1) * C * C + at_mask
+    b_sum = interval_sums(tl.load(masks + at_cut), b_g, b_high, b_low, EXACT, PRECISION)
+    if (tl.min(b_sum) >= ONE_CUT_LIMIT) != ONE_CUT:
+        return
 
     # through the memory: the rows' part in the reads, erasures and writes of the whole chunk
     b_dq = tl.zeros([C, BK], tl.float32)
@@ -349,9 +362,6 @@ def channel_delta_key_grads_kernel(
     else:
         b_b = tl.load(erase + at_row, mask=m, other=0.0).to(tl.float32)[:, None]
     b_bk = b_k * b_b
-    b_g = tl.load(log_decay + first * K + at_k, mask=m_k, other=0.0)
-    b_g, b_high, b_low = split_log_decay(b_g)
-    at_mask = rows[:, None] * C + rows[None, :]
     masks_t = masks + (LEVELS + 2) * C * C
 
     at_level = LEVELS * C * C + at_mask
@@ -379,10 +389,9 @@ def channel_delta_key_grads_kernel(
     # through the pairs inside the chunk
     b_dP = tl.load(d_scores + first * C + at_c, mask=m[:, None], other=0.0)
     b_dL = tl.load(d_lower + first * C + at_c, mask=m[:, None], other=0.0)
-    at_cut = (LEVELS - 1) * C * C + at_mask
-    b_sum = interval_sums(tl.load(masks + at_cut), b_g, b_high, b_low, EXACT, PRECISION)
-    if tl.min(b_sum) >= ONE_CUT_LIMIT:
+    if ONE_CUT:
         # as in the forward: one factor a row, relative to the middle of the chunk
+        b_sum = interval_sums(tl.load(masks + at_cut), b_g, b_high, b_low, EXACT, PRECISION)
         later = is_later(rows, LEVELS - 1)[:, None]
         b_sum = tl.where(later, b_sum, -b_sum)
         b_E = tl.math.exp2(b_sum)
