@@ -8,7 +8,7 @@ from typing import Any
 
 from models.accounting import count_parameters, flops_per_token, kv_bytes_per_token, state_bytes
 from orchestrator.cells import Cell
-from orchestrator.compose import Sweep
+from orchestrator.compose import CONF_FOLDER, Sweep
 from orchestrator.config import SweepSpec
 from orchestrator.data.corpus import DataConfig, MissingSourceError, list_sources, resolve_paths
 from orchestrator.data.manifest import locate
@@ -140,15 +140,17 @@ def make_plan(sweep: Sweep, root: Path, folder: Path, *, joins_ledger: bool = Tr
 def find_data(sweep: Sweep, root: Path, folder: Path) -> tuple[DataConfig, Path | None]:
     """The cells' data set with absolute paths, and where it is prepared, if it is.
 
-    Relative paths are looked for in the sweep file's folder, the folder that the command was
-    started in, the root and the folder that holds the root, in this order. Paths are no part of a
+    Relative paths are looked for in the folder of a sweep file that is not one of ours, the folder
+    that the command was started in, the root and the folder that holds the root, in this order. Paths are no part of a
     cell's identity; what was read is, through the data id.
 
     Raises:
         ConfigError: prepared data that does not match its manifest, or settings that no data fits.
     """
     config = sweep.cells[0].config.data
-    places = [sweep.conf_path.parent, folder, root, root.parent]
+    places = [folder, root, root.parent]
+    if CONF_FOLDER not in sweep.conf_path.parents:
+        places.insert(0, sweep.conf_path.parent)
     try:
         candidates = [resolve_paths(config, place) for place in places]
         for candidate in candidates:
