@@ -4,9 +4,9 @@
     o_t = S_tᵀ φ(q_t) / (φ(q_t)·z_t + ε)        normalised, φ = ELU + 1
     o_t = K^-½ S_tᵀ φ(q_t)                      unnormalised, φ(x) = x / √(Σx² + 1e-6)
 
-q_t, k_t ∈ R^K, v_t ∈ R^V, S ∈ R^{K×V} and z ∈ R^K zero at the start. Normalised, q and k reach φ
-straight from the convolution: ELU + 1 takes the place of SiLU and the unit length, since features
-of a unit vector would all lie near one and every read would be close to a plain mean.
+q_t, k_t ∈ R^K, v_t ∈ R^V after convolution and SiLU, S ∈ R^{K×V} and z ∈ R^K zero at the start.
+Normalised, q and k keep their length: the features of unit vectors would all lie near one, and
+every read close to a plain mean.
 
 Source: Katharopoulos et al., arXiv 2006.16236, equations 7 and 16 to 20; the unnormalised form is
 the linear transformer in the public code of arXiv 2607.07953. That code also keeps dead projection
