@@ -75,7 +75,7 @@ class EvalConfig:
 
 @dataclass(kw_only=True, slots=True)
 class CheckpointConfig:
-    """When a trial can be continued from.
+    """From where an interrupted trial can be continued; removed once it has its result.
 
     Attributes:
         every_steps: steps between two checkpoints; null for none.

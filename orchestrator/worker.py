@@ -6,6 +6,7 @@ another while the process stays as it was when new.
 
 import contextlib
 import gc
+import shutil
 import signal
 import threading
 import traceback
@@ -129,15 +130,17 @@ def _run(job: Job, journal: Journal) -> str:
             {"event": "end", "status": "completed", "exclusive": True, **speed.as_fields()}
         )
         return "completed"
+    checkpoints = Path(job.folder) / "checkpoints"
     outcome = run_trial(
         config,
         seed=job.seed,
         data_folder=data_folder,
         runtime=runtime,
         journal=journal,
-        checkpoint_folder=Path(job.folder) / "checkpoints",
+        checkpoint_folder=checkpoints,
         should_stop=lambda: False,
     )
+    shutil.rmtree(checkpoints, ignore_errors=True)  # a trial with a result is never continued
     return outcome.status
 
 
