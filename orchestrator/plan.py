@@ -141,8 +141,8 @@ def find_data(sweep: Sweep, root: Path, folder: Path) -> tuple[DataConfig, Path 
     """The cells' data set with absolute paths, and where it is prepared, if it is.
 
     Relative paths are looked for in the folder of a sweep file that is not one of ours, the folder
-    that the command was started in, the root and the folder that holds the root, in this order. Paths are no part of a
-    cell's identity; what was read is, through the data id.
+    that the command was started in, the root and the folder that holds the root, in this order.
+    Paths are no part of a cell's identity; what was read is, through the data id.
 
     Raises:
         ConfigError: prepared data that does not match its manifest, or settings that no data fits.
