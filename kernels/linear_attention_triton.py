@@ -6,10 +6,10 @@ decay per head is served by `kernels.scalar_delta_triton`.
 """
 
 import functools
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from kernels.linear_attention_scan import (
     feature_map_kernel,
@@ -76,7 +76,13 @@ def linear_attention_triton(
     initial_state, initial_key_sum = (
         None if x is None else x.contiguous() for x in (initial_state, initial_key_sum)
     )
-    out, final, final_key_sum, *_ = linear_attention_op(
+    if torch.compiler.is_compiling():
+        run = linear_attention_op
+    elif torch.is_grad_enabled():
+        run = _LinearAttention.apply
+    else:
+        run = _forward
+    out, final, final_key_sum, *_ = run(
         q.contiguous(),
         k.contiguous(),
         v.contiguous(),
@@ -92,8 +98,7 @@ def linear_attention_triton(
     return out, final, final_key_sum
 
 
-@torch.library.custom_op("seedfront::linear_attention", mutates_args=())
-def linear_attention_op(
+def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -169,6 +174,13 @@ def _allocate(
         empty(count, segments, HV, K, used=split and normalize),
         *(torch.empty_like(q) if elu1 else q.new_empty(0) for _ in range(2)),
     )
+
+
+linear_attention_op = torch.library.custom_op("seedfront::linear_attention", mutates_args=())(
+    _forward
+)
+"""The forward as `torch.compile` sees it; its own calls cost more than a launch, so eager code
+goes past it."""
 
 
 @linear_attention_op.register_fake
@@ -299,13 +311,10 @@ class _Options:
         join_segments(local_end, None, initial, start, reverse=reverse)
         if self.shared["NORMALIZE"]:
             column = None if initial_z is None else initial_z[..., None]
-            join_segments(
-                local_end_z[..., None], None, column, start_z[..., None], reverse=reverse
-            )
+            join_segments(local_end_z[..., None], None, column, start_z[..., None], reverse=reverse)
 
 
-@torch.library.custom_op("seedfront::linear_attention_backward", mutates_args=())
-def linear_attention_backward_op(
+def _gradients(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -342,7 +351,10 @@ def linear_attention_backward_op(
         if elu1:
             q, k = q_image, k_image
         if segments > 1:
-            behind, behind_z = d_initial.new_empty(start.shape), d_initial_z.new_empty(start_z.shape)
+            behind, behind_z = (
+                d_initial.new_empty(start.shape),
+                d_initial_z.new_empty(start_z.shape),
+            )
             options.starts(
                 _D_VALUE,
                 k,
@@ -356,9 +368,7 @@ def linear_attention_backward_op(
                 d_denominator=d_denominator,
             )
             d_start, d_start_z = behind, behind_z
-        scan = functools.partial(
-            options.scan, denominator=denominator, d_denominator=d_denominator
-        )
+        scan = functools.partial(options.scan, denominator=denominator, d_denominator=d_denominator)
         reverse = functools.partial(scan, start=d_start, start_z=d_start_z)
         scan(_D_QUERY, q=d_out, k=v, v=k, out=d_q, image=q, start=start, start_z=start_z)
         reverse(_D_KEY, q=v, k=d_out, v=q, out=d_k, image=k)
@@ -406,6 +416,12 @@ def _allocate_gradients(
     return d_q, d_k, torch.empty_like(v), d_initial, d_initial_z
 
 
+linear_attention_backward_op = torch.library.custom_op(
+    "seedfront::linear_attention_backward", mutates_args=()
+)(_gradients)
+"""The backward as `torch.compile` sees it."""
+
+
 @linear_attention_backward_op.register_fake
 def _linear_attention_backward_fake(
     q,
@@ -431,7 +447,8 @@ def _linear_attention_backward_fake(
     return torch.empty_like(q), torch.empty_like(k), *others
 
 
-def _setup_context(ctx, inputs, output) -> None:
+def _keep(ctx, inputs, output) -> None:
+    """Keeps for the backward what it reads."""
     q, k, v, initial_state, initial_key_sum, cu_seqlens, *options = inputs
     out, _, _, denominator, start, start_z, *images = output
     ctx.set_materialize_grads(False)
@@ -441,13 +458,33 @@ def _setup_context(ctx, inputs, output) -> None:
     ctx.options = options
 
 
-def _backward(ctx, d_out, d_final, d_final_z, *_: Any):
+def _input_gradients(ctx, gradients, d_out, d_final, d_final_z):
+    """A gradient for each input of the forward, None where none is asked for."""
     saved = ctx.saved_tensors
     if d_out is None:
         d_out = torch.zeros_like(saved[6])
-    gradients = linear_attention_backward_op(*saved, d_out, d_final, d_final_z, *ctx.options)
-    kept = (x if need else None for x, need in zip(gradients, ctx.needs_input_grad, strict=False))
+    computed = gradients(*saved, d_out, d_final, d_final_z, *ctx.options)
+    kept = (x if need else None for x, need in zip(computed, ctx.needs_input_grad, strict=False))
     return *kept, *(None,) * 6
 
 
-linear_attention_op.register_autograd(_backward, setup_context=_setup_context)
+def _op_backward(ctx, d_out, d_final, d_final_z, *_):
+    return _input_gradients(ctx, linear_attention_backward_op, d_out, d_final, d_final_z)
+
+
+linear_attention_op.register_autograd(_op_backward, setup_context=_keep)
+
+
+class _LinearAttention(torch.autograd.Function):
+    """The same outside of `torch.compile`, for a third of the host's time."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        output = _forward(*inputs)
+        _keep(ctx, inputs, output)
+        return output[:3]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_out, d_final, d_final_z):
+        return _input_gradients(ctx, _gradients, d_out, d_final, d_final_z)

@@ -11,8 +11,7 @@ the chunk, chunks in reverse:
     a   = -e^G (dY Sᵀ) + dL k                        gradient of β k in the erase
     b   = e^{G_C - G} (R dSᵀ) + dPᵀ q + dLᵀ (β k)    gradient of k where it is written
     dk  = β a + b,   dv = β dY,   dβ = v·dY + k·a
-
-    W_ij = dP_ij q_i·k_j + dL_ij β_i k_i·k_j  (j < i)    what the pair's decay e^{G_i - G_j} is worth
+    W_ij = dP_ij q_i·k_j + dL_ij β_i k_i·k_j         j < i: the worth of decay e^{G_i - G_j}
     A_i  = e^{G_i} (s q_i·(dO Sᵀ)_i - β_i k_i·(dY Sᵀ)_i),   B_j = e^{G_C - G_j} k_j·(R dSᵀ)_j
     dG_i = Σ_j W_ij - Σ_j W_ji + A_i - B_i,   dG_C += γ <dS, S> + Σ_{j<C} B_j,   without B_C in both
 
@@ -386,7 +385,8 @@ def scalar_delta_token_bwd_kernel(
     b_d_beta = tl.zeros([C], tl.float32)
     d_total = 0.0
     overlap = 0.0
-    for i_k in range((K + BK - 1) // BK):
+    # Not pipelined, or with one block of V it would be, and hold the tiles of three blocks of K.
+    for i_k in tl.range(0, (K + BK - 1) // BK, num_stages=1):
         o_k = i_k * BK + tl.arange(0, BK)
         m_k = o_k < K
         m_ck = m_c[:, None] & m_k[None, :]

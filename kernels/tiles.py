@@ -8,6 +8,7 @@ inverse; 32 pays for very short sequences only. Entries name their measurement i
 the property of the compiled code they were chosen by.
 """
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -98,14 +99,19 @@ def dot_precision(dtype: torch.dtype) -> str:
 
 def processors(device: torch.device) -> int:
     """Multiprocessors of the device; in the interpreter 1, which never splits a sequence."""
-    if device.type != "cuda":
-        return 1
+    return 1 if device.type != "cuda" else _multiprocessors(device)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def device_of(x: torch.Tensor) -> AbstractContextManager[object]:
     """Makes the tensor's device the current one, which is where Triton launches."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
 
 
 def check_dtype(name: str, x: torch.Tensor) -> None:
