@@ -292,12 +292,12 @@ def channel_delta_key_grads_kernel(
 ):
     """Grid (chunks · HV · K / BK). dq, dk, dlog_decay and derase of one tile of channels.
 
-    There are two of these kernels: with ONE_CUT, for the tiles that one cut serves, and without, for
-    the others, through the tree; each leaves the other's tiles alone. Together in one kernel they
-    need more registers than there are.
+    There are two of these kernels: with ONE_CUT for the tiles that one cut serves, and without it
+    for the others, through the tree; each leaves the other's tiles alone. As one kernel they need
+    more registers, and ptxas 12.8 drops part of a descriptor (`kernels.uniform_registers`).
 
     dq and dk are those of one value head, to be summed over the heads that share a key head. With
-    one erase strength for a head, `d_erase` [K / BK, tokens, HV] receives this tile's part of dbeta.
+    one strength for a head, `d_erase` [K / BK, tokens, HV] receives this tile's part of dbeta.
     """
     tiles_k: tl.constexpr = (K + BK - 1) // BK
     pid = tl.program_id(0).to(tl.int64)

@@ -3,7 +3,8 @@
 Equation, for a chunk of C tokens with the memory S entering it and G the log decay summed inside
 the chunk, inclusive:
 
-    L_ij = Σ_c erase_ic k_ic k_jc e^{G_ic − G_jc}   (j < i)    P_ij = scale Σ_c q_ic k_jc e^{…}   (j ≤ i)
+    L_ij = Σ_c erase_ic k_ic k_jc e^{G_ic − G_jc}    (j < i)
+    P_ij = scale Σ_c q_ic k_jc e^{G_ic − G_jc}        (j ≤ i)
     R   = (I + L)^-1 (write∘v − (erase∘k∘e^G) S)               the residuals u of the chunk
     out = (scale·q∘e^G) S + P R
     S'  = Diag(e^{G_C}) S + (k∘e^{G_C − G})ᵀ R
@@ -16,7 +17,7 @@ They apply the inverse to both operands (W, U) and form R = U − W S; we apply 
 difference, so that W and U are neither formed nor stored. fla (kernels of the same papers) keeps
 the decay as a tensor of running sums and needs three ways to exponentiate differences of it.
 
-Cost per token and value head: 6·K·V + 4·C·(K + V) FLOPs, and 6·C·K for the tree. The operands
+Cost per token and value head: 6·K·V + 4·C·(K + V) FLOPs and 6·C·K for sums of decays. The operands
 stored between the kernels take (3·K + 2·C) numbers of the input's dtype per token and head;
 training also stores K·V numbers per chunk and head (the memory entering it).
 """

@@ -6,6 +6,7 @@ the same time, after a pass that finds what each does to the memory entering it.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from kernels.intervals import CHUNK
 
 SCAN_PROGRAMS = 128
-"""Programs that a scan should have at least: about one for each multiprocessor of an H100 or H200."""
+"""Programs that a scan should have at least: about one for each multiprocessor of an H200."""
 
 SCAN_PROGRAMS_ENOUGH = 96
 """Programs from which a scan isn't cut: the extra pass costs more than idle multiprocessors."""
@@ -141,7 +142,7 @@ def tables(cu_seqlens: Tensor | None, plan: Plan) -> Tables:
     sequences = [0]
     bounds = cu_seqlens.tolist()
     span = plan.segment_chunks * CHUNK if plan.is_cut else max(bounds[-1], 1)
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         for first in range(start, end, span):
             stop = min(first + span, end)
             segments.append((first, stop, len(chunks)))

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kernels.channel_delta_triton import gated_delta_rule_2, kimi_delta_rule
+from kernels.decode_triton import recurrent
 from kernels.linear_attention_triton import linear_attention_triton
 from kernels.scalar_delta_triton import scalar_delta_triton
 
@@ -121,6 +123,98 @@ def linear_attention_call(
     return call
 
 
+def channel_delta_call(
+    key_dim: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    *,
+    channel_gates: bool,
+    heads: tuple[int, int] = (8, 8),
+    length: int = 128,
+    batch: int = 16,
+    packed: bool = False,
+) -> Callable[[], None]:
+    """Forward and backward of a rule with decay per channel.
+
+    Args:
+        key_dim: K.
+        value_dim: V.
+        dtype: of q, k, v and the strengths.
+        channel_gates: erase and write per channel (gated delta rule 2), or one beta (Kimi).
+        heads: key and value heads.
+        length: tokens of a row; long rows of small batches are cut into segments.
+        batch: rows.
+        packed: whether two sequences share a single row.
+    """
+    B = 1 if packed else batch
+
+    def call() -> None:
+        q, k = (_leaf(B, length, heads[0], key_dim, dtype=dtype) for _ in range(2))
+        v = _leaf(B, length, heads[1], value_dim, dtype=dtype)
+        log_decay = _leaf(B, length, heads[1], key_dim, dtype=torch.float32)
+        options = {
+            "scale": 1.0,
+            "initial_state": None,
+            "qk_l2norm": True,
+            "cu_seqlens": torch.tensor([0, 30, length]) if packed else None,
+        }
+        if channel_gates:
+            erase = _leaf(B, length, heads[1], key_dim, dtype=dtype)
+            write = _leaf(B, length, heads[1], value_dim, dtype=dtype)
+            gates = {"log_decay": log_decay, "erase": erase, "write": write}
+            out, final, residual = gated_delta_rule_2(q, k, v, **gates, **options)
+        else:
+            beta = _leaf(B, length, heads[1], dtype=dtype)
+            out, final, residual = kimi_delta_rule(
+                q, k, v, log_decay=log_decay, beta=beta, **options
+            )
+        (out.sum() + (final.sum() + residual.sum() if packed else 0.0)).backward()
+
+    return call
+
+
+def decode_call(
+    *, decay: str, gates: str, normalize: bool = False, dtype: torch.dtype = torch.bfloat16
+) -> Callable[[], None]:
+    """One token of a rule.
+
+    Args:
+        decay: `none`, `head` or `channel`.
+        gates: `none` (additive memory), `head` or `channel`.
+        normalize: whether the read is divided by that of the key sum.
+        dtype: of q, k, v and the strengths.
+    """
+    B, H, D = 2, 8, 128
+    shapes = {"none": None, "head": (B, 1, H), "channel": (B, 1, H, D)}
+
+    def gate(kind: str) -> torch.Tensor | None:
+        shape = shapes[kind]
+        return None if shape is None else torch.zeros(shape, dtype=dtype)
+
+    def call() -> None:
+        q, k, v = (torch.zeros(B, 1, H, D, dtype=dtype) for _ in range(3))
+        key_sum = torch.zeros(B, H, D) if normalize else None
+        recurrent(
+            q, k, v, gate(decay), gate(gates), gate(gates), torch.zeros(B, H, D, D), key_sum,
+            1.0, 1e-6, gates != "none", normalize, gates != "none",
+        )  # fmt: skip
+
+    return call
+
+
+CHANNEL_STACK_BYTES = {
+    "channel_delta_prepare_kernel": 512,
+    "channel_delta_scan_kernel": 512,
+    "channel_delta_reverse_scan_kernel": 128,
+    "channel_delta_value_grads_kernel": 64,
+    "channel_delta_key_grads_kernel": 768,
+}
+"""Spills of the 16-bit kernels of the channel-decay rules: loop invariants, read from L1."""
+
+FLOAT32_STACK_BYTES = dict.fromkeys(CHANNEL_STACK_BYTES, 4096)
+"""Spills in float32, which is for checks of correctness and not tuned."""
+
+
 CASES: tuple[CompileCase, ...] = (
     *(
         CompileCase(f"{rule} {K}x{V} {name}", scalar_delta_call(rule, K, V, DTYPES[name]))
@@ -166,6 +260,46 @@ CASES: tuple[CompileCase, ...] = (
             (128, 128, "fp32"),
             (64, 64, "fp32"),
             (256, 512, "fp32"),
+        )
+    ),
+    *(
+        CompileCase(
+            f"{'gated 2' if channel_gates else 'kimi'} {K}x{V} {name}",
+            channel_delta_call(K, V, DTYPES[name], channel_gates=channel_gates),
+            FLOAT32_STACK_BYTES if name == "fp32" else CHANNEL_STACK_BYTES,
+        )
+        for channel_gates, K, V, name in (
+            (False, 128, 128, "bf16"),
+            (True, 128, 128, "bf16"),
+            (False, 64, 64, "bf16"),
+            (True, 100, 60, "bf16"),
+            (False, 256, 512, "bf16"),
+            (True, 128, 128, "fp16"),
+            (False, 128, 128, "fp32"),
+        )
+    ),
+    CompileCase(
+        "kimi 128x128 bf16 cut",
+        channel_delta_call(
+            128, 128, torch.bfloat16, channel_gates=False, length=2048, batch=1, heads=(4, 8)
+        ),
+        CHANNEL_STACK_BYTES,
+    ),
+    CompileCase(
+        "gated 2 64x64 bf16 grouped packed",
+        channel_delta_call(64, 64, torch.bfloat16, channel_gates=True, heads=(4, 8), packed=True),
+        CHANNEL_STACK_BYTES,
+    ),
+    *(
+        CompileCase(
+            f"decode, decay {decay}, gates {gates}{', normalised' * normalize}",
+            decode_call(decay=decay, gates=gates, normalize=normalize),
+        )
+        for decay, gates, normalize in (
+            ("none", "none", True),
+            ("head", "head", False),
+            ("channel", "head", False),
+            ("channel", "channel", False),
         )
     ),
 )

@@ -11,6 +11,8 @@ What is refused:
   `local_alloc` whose source has a `#linear` layout with consecutive registers down a column, which
   is what transposing makes of an accumulator; a reshaped tile has them along a row and is fine;
 - more shared memory than a block may have, or more spilled bytes than the kernel's budget;
+- a uniform register that is read before it was written (`kernels.uniform_registers`): ptxas 12.8,
+  which comes with Triton 3.6, loses part of a shared-memory descriptor in some kernels;
 - a kernel of 16-bit products without warp-group matrix instructions, or with the slow ones;
 - whatever does not compile: types, missing constants, operations that only the compiler checks.
 
@@ -40,6 +42,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from kernels.compile_cases import CASES
+from kernels.uniform_registers import unset_uniform_registers
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED_BYTES_LIMIT = 232_448
@@ -97,6 +100,7 @@ class Report:
         wgmma: warp-group matrix instructions.
         mma_sync: matrix instructions of single warps, about three times slower on Hopper.
         seconds: wall time of the compilation.
+        unset_registers: instructions that read a uniform register nobody wrote.
     """
 
     hazards: int
@@ -106,12 +110,17 @@ class Report:
     wgmma: int
     mma_sync: int
     seconds: float
+    unset_registers: int = 0
 
     def faults(self, launch: Launch, stack_budget: int) -> list[str]:
         """Every reason to refuse the kernel, in words."""
         found = []
         if self.hazards:
             found.append("a transposed dot result is a dot operand")
+        if self.unset_registers:
+            found.append(
+                f"{self.unset_registers} reads of uniform registers that were never written"
+            )
         if self.shared_bytes > SHARED_BYTES_LIMIT:
             found.append(f"{self.shared_bytes} bytes of shared memory exceed {SHARED_BYTES_LIMIT}")
         if self.stack_bytes > stack_budget:
@@ -199,6 +208,7 @@ def _read(compiled: Any, seconds: float) -> Report:
         wgmma=sass.count("HGMMA"),
         mma_sync=len(re.findall(r"\bHMMA\b", sass)),
         seconds=seconds,
+        unset_registers=len(unset_uniform_registers(sass)),
     )
 
 
@@ -243,7 +253,8 @@ def check(only: str = "", *, quick: bool = False) -> int:
             faults = report.faults(launch, case.stack_bytes.get(launch.name, 0))
             num_faults += len(faults)
             sys.stdout.write(
-                f"{case.name:44s} {launch.name:36s} warps {launch.warps} registers {report.registers:3d}"
+                f"{case.name:44s} {launch.name:36s}"
+                f" warps {launch.warps} registers {report.registers:3d}"
                 f" stack {report.stack_bytes:4d} shared {report.shared_bytes:6d}"
                 f" wgmma {report.wgmma:3d} mma.sync {report.mma_sync:3d}"
                 f" {report.seconds:4.1f} s  {'; '.join(faults) or 'ok'}\n"

@@ -13,6 +13,9 @@ Sources: those of `kernels.reference`, which these steps equal token by token.
 
 Cost: about 6·K·V FLOPs per value head; the memory is read and written once, which is what bounds
 the speed. Gradients flow through a step, unless `in_place` writes the new memory over the old one.
+
+On a CUDA device a step that needs no gradients is one Triton kernel (`decode_triton`), which moves
+the memory once; the lines below, which torch can differentiate, move it several times.
 """
 
 from collections.abc import Mapping
@@ -22,7 +25,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels.arguments import Sizes, check_gate, check_qkv, check_state, state_dtype
-from kernels.linear_attention import State, apply_feature_map, check_decay, check_memory
+from kernels.launch import is_interpreted
+from kernels.linear_attention import (
+    FEATURE_MAPS,
+    State,
+    apply_feature_map,
+    check_decay,
+    check_memory,
+)
 from kernels.norm import l2_norm
 
 # Axis letters: B batch, H heads, K key dim, V value dim.
@@ -63,6 +73,21 @@ def linear_attention_step(
     memory, key_sum = check_memory("state", state, sizes.state, v, normalize=normalize)
     if in_place:
         _check_in_place(q, k, v, memory, log_decay)
+    served = _kernel_serves(q, k, v, memory, log_decay, key_sum, in_place=in_place)
+    if served and feature_map in FEATURE_MAPS:
+        out, memory, _, key_sum = _kernel_step(
+            q,
+            k,
+            v,
+            memory,
+            log_decay=log_decay,
+            key_sum=key_sum,
+            scale=scale,
+            elu=feature_map == "elu1",
+            eps=eps,
+            in_place=in_place,
+        )
+        return out, (memory if key_sum is None else (memory, key_sum))
     q_BHK, k_BHK, v_BHV = _prepared(q, k, v, sizes)
     q_BHK, k_BHK = apply_feature_map(feature_map, q_BHK, k_BHK)
     memory = _decayed(memory, log_decay, in_place=in_place)
@@ -235,6 +260,23 @@ def _delta_step(
     strengths = {name: gate.to(state.dtype) for name, (gate, _) in gates.items()}
     if in_place:
         _check_in_place(q, k, v, state, *strengths.values())
+    if _kernel_serves(q, k, v, state, *strengths.values(), in_place=in_place):
+        named = {name: gate for name, (gate, _) in gates.items()}
+        beta = named.get("beta")
+        out, memory, residual, _ = _kernel_step(
+            q,
+            k,
+            v,
+            state,
+            log_decay=named.get("log_decay"),
+            erase=named.get("erase", beta),
+            write=named.get("write", beta),
+            scale=scale,
+            unit=qk_l2norm,
+            keep_residual=return_residual,
+            in_place=in_place,
+        )
+        return (out, memory, residual) if return_residual else (out, memory)
     q_BHK, k_BHK, v_BHV = _prepared(q, k, v, sizes)
     if qk_l2norm:
         q_BHK, k_BHK = l2_norm(q_BHK), l2_norm(k_BHK)
@@ -250,6 +292,59 @@ def _delta_step(
     if return_residual:
         return out.to(v.dtype), memory, residual.to(v.dtype)
     return out.to(v.dtype), memory
+
+
+def _kernel_serves(*tensors: Tensor | None, in_place: bool) -> bool:
+    """Whether the Triton kernel takes a step of these q, k, v, memory, gates."""
+    given = [x for x in tensors if x is not None]
+    v, memory = given[2], given[3]
+    if memory.dtype != torch.float32 or (in_place and not memory.is_contiguous()):
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return False
+    return v.is_cuda or (is_interpreted() and v.dtype == torch.float32)
+
+
+def _kernel_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    memory: Tensor,
+    *,
+    scale: float | None,
+    in_place: bool,
+    log_decay: Tensor | None = None,
+    erase: Tensor | None = None,
+    write: Tensor | None = None,
+    key_sum: Tensor | None = None,
+    unit: bool = False,
+    elu: bool = False,
+    keep_residual: bool = False,
+    eps: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """(out, new memory, residual, new key sum) from the Triton kernel, imported on demand."""
+    from kernels.decode_triton import recurrent, recurrent_  # noqa: PLC0415
+
+    gates = (None if x is None else x[:, None] for x in (log_decay, erase, write))
+    arguments = (
+        q[:, None],
+        k[:, None],
+        v[:, None],
+        *gates,
+        memory,
+        key_sum,
+        q.shape[-1] ** -0.5 if scale is None else scale,
+        eps,
+        unit,
+        elu,
+        keep_residual,
+    )
+    if in_place:
+        out, residual = recurrent_(*arguments)
+    else:
+        out, memory, residual, new_key_sum = recurrent(*arguments)
+        key_sum = None if key_sum is None else new_key_sum
+    return out[:, 0], memory, residual[:, 0] if keep_residual else residual, key_sum
 
 
 def _check_token(q: Tensor, k: Tensor, v: Tensor) -> Sizes:

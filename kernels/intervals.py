@@ -11,8 +11,8 @@ separated by exactly one of these cuts, the one at the highest bit in which i an
 
 Both sums run over non-positive numbers, so both exponentials lie in [0, 1], and both are additions
 alone: nothing is ever subtracted, so that neither a decay of e^-30 a token nor one of exactly 1
-loses digits. With C = 64 there are six levels of cuts. At each, a row stands on one side only, hence
-one exponential per row, channel and level, and one matrix product serves all pairs of the level.
+loses digits. With C = 64 there are six levels of cuts. At each, a row stands on one side only:
+one exponential per row, channel and level, and one matrix product for all pairs of the level.
 
 Which tokens a row's sum at a level holds is a 0/1 matrix (`interval_masks`). The sums are its
 product with the log decays; the gradient of the log decays is the product of its transpose with the

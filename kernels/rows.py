@@ -6,7 +6,7 @@ their chunks by arithmetic; packed calls read a table, since sequences have leng
 
 Where a tensor is larger than 2^31 elements, offsets need 64 bits; inside a tile they don't. So a
 kernel adds the 64-bit offset of a tile's first element to the pointer, one number for the whole
-tile, and addresses the tile's elements by 32-bit offsets from there, which takes half the registers.
+tile, and addresses the tile's elements by 32-bit offsets from there, in half the registers.
 """
 
 import triton

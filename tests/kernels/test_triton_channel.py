@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels import channel_delta_plan
 from kernels.launch import is_interpreted
-from tests.kernels.rules import RULES, constant, draw_inputs, evaluate, generator, uniform
+from tests.kernels.rules import RULES, constant, draw_inputs, evaluate, uniform
 from tests.kernels.tolerances import assert_close
 
 CHANNEL_RULES = ("kimi-delta", "gated-delta-2")
@@ -132,7 +132,7 @@ def test_equal_strengths_make_the_second_rule_the_first() -> None:
 
 @interpreted
 def test_slices_of_a_fused_tensor_and_expanded_gradients() -> None:
-    rule, source = RULES["kimi-delta"], generator(3)
+    rule = RULES["kimi-delta"]
     inputs = {n: x.float() for n, x in draw_inputs(rule, B=2, T=37, K=16, V=16).items()}
     fused = torch.cat([inputs["q"], inputs["k"], inputs["v"]], -1).requires_grad_()
     gates = {n: inputs[n].requires_grad_() for n in ("log_decay", "beta")}
@@ -144,7 +144,6 @@ def test_slices_of_a_fused_tensor_and_expanded_gradients() -> None:
     sliced = gradients(*fused.split(16, -1))
     copied = gradients(*(x.contiguous() for x in fused.split(16, -1)))
     assert all(torch.equal(a, b) for a, b in zip(sliced, copied, strict=True))
-    assert uniform((1,), source).isfinite()
 
 
 @interpreted
@@ -161,8 +160,6 @@ def test_equal_calls_give_equal_bits() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dtypes_that_the_interpreter_cannot_serve_are_refused(dtype: torch.dtype) -> None:
     inputs = draw_inputs(RULES["kimi-delta"], T=3)
+    q, k, v, log_decay, beta = (inputs[n].to(dtype) for n in ("q", "k", "v", "log_decay", "beta"))
     with pytest.raises(ValueError, match=r"v\.dtype is torch\."):
-        q, k, v, log_decay, beta = (
-            inputs[n].to(dtype) for n in ("q", "k", "v", "log_decay", "beta")
-        )
         RULES["kimi-delta"].op(q, k, v, log_decay=log_decay, beta=beta, impl="triton")
