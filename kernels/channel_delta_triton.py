@@ -77,12 +77,12 @@ class Call(NamedTuple):
     @property
     def tiles_v(self) -> int:
         """Tiles of value columns."""
-        return triton.cdiv(self.V, self.tiles.value)
+        return -(-self.V // self.tiles.value)
 
     @property
     def tiles_k(self) -> int:
         """Tiles of channels."""
-        return triton.cdiv(self.K, self.tiles.key)
+        return -(-self.K // self.tiles.key)
 
 
 def _call(q: Tensor, v: Tensor, erase: Tensor, cu_seqlens: Tensor | None, unit: bool) -> Call:  # noqa: FBT001
@@ -108,8 +108,8 @@ def _by_token(x: Tensor) -> Tensor:
 def _buffers(call: Call, like: Tensor, *, train: bool) -> Prepared:
     """Unwritten buffers of the forward."""
     B, T, H, HV, K, V = call[:6]
-    wide = {"dtype": torch.float32, "device": like.device}
-    narrow = {"dtype": like.dtype, "device": like.device}
+    wide: dict[str, Any] = {"dtype": torch.float32, "device": like.device}
+    narrow: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
     norms = (B, T, H) if call.unit else (0,)
     cut = (call.plan.segments, HV, K, K) if call.plan.is_cut else (0,)
     saved = (call.plan.chunks, HV, K, V) if train else (0,)
@@ -317,7 +317,7 @@ def _outputs(call: Call, v: Tensor, *, train: bool) -> tuple[Tensor, Tensor, Ten
 @channel_delta_forward.register_fake
 def _channel_delta_forward_fake(
     q, k, v, log_decay, erase, write, initial_state, cu_seqlens, scale, unit, train
-):  # type: ignore[no-untyped-def]
+):
     call = _call(q, v, erase, cu_seqlens, unit)
     out, final_state, residual, made = _outputs(call, v, train=train)
     return (out, final_state, residual, *made)
@@ -406,7 +406,7 @@ def _value_grads(
     scale: float,
 ) -> ValueGrads:
     B, T, HV = call.B, call.T, call.HV
-    rows = {"dtype": torch.float32, "device": v.device}
+    rows: dict[str, Any] = {"dtype": torch.float32, "device": v.device}
     parts = (B, T, HV) if call.unit else (0,)
     made = ValueGrads(
         d_v=v.new_empty(v.shape),
@@ -579,7 +579,7 @@ def channel_delta_backward(
 def _channel_delta_backward_fake(
     q, k, v, log_decay, erase, write, cu_seqlens, out, residual, made, d_out, d_final_state,
     d_residual, scale, unit,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+):  # fmt: skip
     call = _call(q, v, erase, cu_seqlens, unit)
     state = (call.plan.sequences, call.HV, call.K, call.V)
     return (

@@ -6,6 +6,7 @@ and dtypes, which every kernel is.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -152,7 +153,7 @@ def channel_delta_call(
         q, k = (_leaf(B, length, heads[0], key_dim, dtype=dtype) for _ in range(2))
         v = _leaf(B, length, heads[1], value_dim, dtype=dtype)
         log_decay = _leaf(B, length, heads[1], key_dim, dtype=torch.float32)
-        options = {
+        options: dict[str, Any] = {
             "scale": 1.0,
             "initial_state": None,
             "qk_l2norm": True,

@@ -228,7 +228,7 @@ def recurrent(
 @recurrent.register_fake
 def _recurrent_fake(
     q, k, v, log_decay, erase, write, state, key_sum, scale, eps, unit, elu, keep_residual
-):  # type: ignore[no-untyped-def]
+):
     return (
         v.new_empty(v.shape),
         state.new_empty(state.shape),
@@ -275,5 +275,5 @@ def recurrent_(
 @recurrent_.register_fake
 def _recurrent_in_place_fake(
     q, k, v, log_decay, erase, write, state, key_sum, scale, eps, unit, elu, keep_residual
-):  # type: ignore[no-untyped-def]
+):
     return v.new_empty(v.shape), v.new_empty(v.shape if keep_residual else (0,))

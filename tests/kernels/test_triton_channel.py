@@ -7,6 +7,7 @@ of their own: the first one starts it, the others are what runs there.
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from kernels import channel_delta_plan
 from kernels.launch import is_interpreted
-from tests.kernels.rules import RULES, constant, draw_inputs, evaluate, uniform
+from tests.kernels.rules import RULES, Draw, constant, draw_inputs, evaluate, uniform
 from tests.kernels.tolerances import assert_close
 
 CHANNEL_RULES = ("kimi-delta", "gated-delta-2")
@@ -60,7 +61,7 @@ def at_the_end(shape: tuple[int, ...], source: torch.Generator) -> Tensor:
     return decay
 
 
-def compare(name: str, inputs: dict[str, Tensor], **options: object) -> None:
+def compare(name: str, inputs: dict[str, Tensor], **options: Any) -> None:
     """Results and gradients of the Triton kernels in float32 against the loop in float64."""
     expected = evaluate(RULES[name], inputs, impl="reference", **options)
     actual = evaluate(RULES[name], inputs, impl="triton", dtype=torch.float32, **options)
@@ -70,7 +71,7 @@ def compare(name: str, inputs: dict[str, Tensor], **options: object) -> None:
 @interpreted
 @pytest.mark.parametrize("name", CHANNEL_RULES)
 @pytest.mark.parametrize("decay", [mild, strong, one_channel, alternating, at_the_end])
-def test_any_decay_is_exact(name: str, decay: object) -> None:
+def test_any_decay_is_exact(name: str, decay: Draw) -> None:
     compare(name, draw_inputs(RULES[name], T=70, K=16, V=24, log_decay=decay))
 
 
@@ -141,8 +142,8 @@ def test_slices_of_a_fused_tensor_and_expanded_gradients() -> None:
         out, state = rule.op(*parts, **gates, impl="triton")
         return torch.autograd.grad(out.sum() + state.sum(), (fused, *gates.values()))
 
-    sliced = gradients(*fused.split(16, -1))
-    copied = gradients(*(x.contiguous() for x in fused.split(16, -1)))
+    sliced = gradients(*torch.split(fused, 16, -1))
+    copied = gradients(*(x.contiguous() for x in torch.split(fused, 16, -1)))
     assert all(torch.equal(a, b) for a, b in zip(sliced, copied, strict=True))
 
 

@@ -76,20 +76,22 @@ def test_in_place_overwrites_the_memory_with_the_same_numbers(name: str) -> None
 def test_a_public_step_reaches_the_kernel(
     name: str, op_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rule, calls = RULES[name], []
+    rule = RULES[name]
+    calls: list[str] = []
     inputs = {n: x.float() for n, x in draw_inputs(rule, B=2, T=1, H=1, HV=2, V=24).items()}
     expected = call(rule, inputs, impl="reference")
-    state = inputs.pop("initial_state").clone()
-    state = (state, inputs.pop("initial_key_sum").clone()) if rule.is_normalized else state
-    for op in ("recurrent", "recurrent_"):
-        original = getattr(sys.modules["kernels.decode_triton"], op)
-        monkeypatch.setattr(
-            f"kernels.decode_triton.{op}",
-            lambda *a, op=op, original=original: (calls.append(op), original(*a))[1],
-        )
+    state: Any = inputs.pop("initial_state").clone()
+    if rule.is_normalized:
+        state = (state, inputs.pop("initial_key_sum").clone())
+
+    def counted(*given: Any) -> Any:
+        calls.append(op_name)
+        return (recurrent_ if op_name == "recurrent_" else recurrent)(*given)
+
+    monkeypatch.setattr(f"kernels.decode_triton.{op_name}", counted)
     token = {n: x[:, 0] for n, x in inputs.items()}
     q, k, v = (token.pop(n) for n in "qkv")
-    options = rule.options | {"state": state, "in_place": op_name == "recurrent_"}
+    options = dict(rule.options) | {"state": state, "in_place": op_name == "recurrent_"}
     with torch.no_grad():
         out, new = rule.step(q, k, v, **token, **options)
     assert calls == [op_name]
