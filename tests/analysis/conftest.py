@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from analysis.report import ReportResult, write_report
+
 Array = npt.NDArray[np.float64]
 
 
@@ -30,6 +32,12 @@ def fixture_f(made: Any) -> tuple[Array, Array]:
     """Loss and throughput of five configurations over four seeds, with known answers."""
     loss, speed = made.fixture_f()
     return loss, speed
+
+
+@pytest.fixture(scope="session")
+def small_report(small_folder: Path) -> ReportResult:
+    """The report on `small_folder`, in its `report`; tests may read it only."""
+    return write_report(small_folder, title="A small sweep", context={"place": "a test"})
 
 
 @pytest.fixture(scope="session")
