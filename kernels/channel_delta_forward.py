@@ -270,8 +270,8 @@ def channel_delta_scan_kernel(
             b_o = tl.dot(b_q, b_So, input_precision=PRECISION)
             b_o = tl.dot(b_P, b_R, b_o, input_precision=PRECISION)
             tl.store(out + first * V + at_v, b_o.to(out.dtype.element_ty), mask=m_tile)
-        if TRAIN:
             tl.store(residual + first * V + at_v, b_R, mask=m_tile)
+        if TRAIN:
             tl.store(chunk_state + i_chunk * K * V + at_state, b_So, mask=m_state)
         b_S *= b_decay[:, None]
         b_S = tl.dot(tl.trans(b_kw), b_R, b_S, input_precision=PRECISION)

@@ -187,7 +187,7 @@ def _scan(
     summary: bool = False,
 ) -> None:
     """One scan: of the whole call, or of what each segment does to the memory entering it."""
-    train = residual is not None and made.chunk_state.numel() > 0
+    train = not summary and made.chunk_state.numel() > 0
     columns = call.tiles_v + (triton.cdiv(call.K, call.tiles.value) if summary else 0)
     forward_kernels.channel_delta_scan_kernel[(call.plan.segments * call.HV * columns,)](
         q_read=made.q_read,
@@ -279,7 +279,7 @@ def channel_delta_forward(
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
     Tensor,
 ]:  # fmt: skip
-    """(out, final_state, residual, *Prepared); the residual is written where `train` is set."""
+    """(out, final_state, residual, *Prepared); chunk states are kept where `train` is set."""
     call = _call(q, v, erase, cu_seqlens, unit)
     located = tables(cu_seqlens, call.plan)
     q, k, v = _by_token(q), _by_token(k), _by_token(v)
@@ -300,7 +300,7 @@ def channel_delta_forward(
         write,
         state,
         out=out,
-        residual=residual if train else None,
+        residual=residual,
         end_state=None if call.plan.is_cut else final_state,
     )
     return (out, final_state, residual, *made)
@@ -310,8 +310,7 @@ def _outputs(call: Call, v: Tensor, *, train: bool) -> tuple[Tensor, Tensor, Ten
     shape = (call.B, call.T, call.HV, call.V)
     out = v.new_empty(shape)
     final_state = v.new_empty((call.plan.sequences, call.HV, call.K, call.V), dtype=torch.float32)
-    residual = v.new_empty(shape if train else (0,))
-    return out, final_state, residual, _buffers(call, v, train=train)
+    return out, final_state, v.new_empty(shape), _buffers(call, v, train=train)
 
 
 @channel_delta_forward.register_fake
@@ -605,7 +604,7 @@ def _backward(
     ctx: Any, d_out: Tensor | None, d_final: Tensor | None, d_residual: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
     q, k, v, log_decay, erase, write, cu_seqlens, out, residual, *made = ctx.saved_tensors
-    if residual.numel() == 0:
+    if Prepared(*made).chunk_state.numel() == 0:
         raise RuntimeError("channel_delta_forward ran without train, so it kept nothing to go back")
     d_out = torch.zeros_like(out) if d_out is None else d_out
     d_q, d_k, d_v, d_log_decay, d_erase, d_write, d_initial = channel_delta_backward(
@@ -654,8 +653,10 @@ def _run(
             f"v.dtype is {v.dtype} under TRITON_INTERPRET=1, which computes wrong products of "
             "16-bit tiles; expected float32"
         )
+    given = (q, k, v, log_decay, erase, write, initial_state)
+    train = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given)
     out, final_state, residual, *_ = channel_delta_forward(
-        q, k, v, log_decay, erase, write, initial_state, cu_seqlens, scale, qk_l2norm, True
+        *given, cu_seqlens, scale, qk_l2norm, train
     )
     return out, final_state, residual
 
