@@ -221,8 +221,9 @@ class DecayGate(Layer):
 
     def forward(self, logits: Float[Tensor, "... R"]) -> Tensor:
         """Log decay in float32, `[..., H]` or `[..., H, K]`, from one logit for each number."""
-        step = F.softplus(logits.to(self.dt_bias.dtype) + self.dt_bias)
-        rate = self.a_log.exp()
+        wide = torch.promote_types(self.dt_bias.dtype, torch.float32)
+        step = F.softplus(logits.to(wide) + self.dt_bias.to(wide))
+        rate = self.a_log.to(wide).exp()
         if self.channels is None:
             return -rate * step
         return -rate[:, None] * split_heads(step, self.heads)

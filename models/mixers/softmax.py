@@ -133,8 +133,10 @@ class Softmax(Mixer):
             or self.tables[0].shape[0] < total
             or self.tables[0].device != device
         ):
-            positions = torch.arange(max(total, MIN_CAPACITY), device=device)
-            self.tables = rope_tables(positions, self.head_dim, base=self.rope_base)
+            # Tables made under inference mode could not be saved for a later backward.
+            with torch.inference_mode(mode=False):
+                positions = torch.arange(max(total, MIN_CAPACITY), device=device)
+                self.tables = rope_tables(positions, self.head_dim, base=self.rope_base)
         cos, sin = self.tables
         return cos[offset:total], sin[offset:total]
 

@@ -88,6 +88,12 @@ def test_log_decay_is_its_formula_in_float32(channels: int | None) -> None:
             torch.testing.assert_close(got, expected)
 
 
+def test_log_decay_is_float32_in_a_bfloat16_model() -> None:
+    gate = DecayGate(2, 3, "loguniform")
+    gate.reset_parameters(generator())
+    assert gate.bfloat16()(torch.zeros(1, 6, dtype=torch.bfloat16)).dtype == torch.float32
+
+
 def test_a_decay_of_twenty_per_token_is_finite_with_its_gradient() -> None:
     gate = DecayGate(1, None, "ones")
     with torch.no_grad():

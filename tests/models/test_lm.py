@@ -157,6 +157,16 @@ def test_two_builds_of_one_seed_are_bit_equal(config: ModelConfig) -> None:
             assert not torch.equal(a, c), name
 
 
+@every_config
+def test_a_model_trains_after_it_was_evaluated_in_inference_mode(config: ModelConfig) -> None:
+    model, tokens = build(config), draw_tokens()
+    with torch.inference_mode():
+        before = model.loss(tokens[:, :-1], tokens[:, 1:])
+    loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+    loss.backward()
+    assert loss.item() == before.item()
+
+
 def test_mixers_of_one_seed_share_every_other_value() -> None:
     models = [build(dataclasses.replace(SMALL, mixer=m())) for m in MIXER_CONFIGS.values()]
     shared = [name for name, _ in models[0].named_parameters() if ".mixer." not in name]
