@@ -48,16 +48,17 @@ def tiles(dtype: torch.dtype, key_dim: int, value_dim: int) -> Tiles:
     """Tiles for inputs of `dtype` on Hopper.
 
     A value tile is 64 wide even for smaller heads: with 32 columns and 4 warps, Triton 3.6 builds
-    kernels that fail with an illegal memory access.
+    kernels that fail with an illegal memory access. Tiles of 32 channels leave the most registers,
+    except that for heads of at most 32 channels the assembler of Triton 3.6 then loses a descriptor
+    (`kernels.uniform_registers`); 64 channels, half of them masked, are clean.
     """
-    key = min(64, power_of_two(key_dim))
     if dtype == torch.float32:
-        return Tiles(min(32, key), 64, 8, 1, 8, "tf32x3")
+        return Tiles(min(32, power_of_two(key_dim)), 64, 8, 1, 8, "tf32x3")
     if key_dim <= 64:
-        return Tiles(min(32, key), 64, 4, 2, 4, "tf32")
-    return Tiles(
-        min(32, key), 64, 4 if key_dim <= 128 else 8, 2 if key_dim <= 128 else 1, 4, "tf32"
-    )
+        return Tiles(32 if key_dim > 32 else 64, 64, 4, 2, 4, "tf32")
+    if key_dim <= 128:
+        return Tiles(32, 64, 4, 2, 4, "tf32")
+    return Tiles(32, 64, 8, 1, 4, "tf32")
 
 
 def power_of_two(size: int) -> int:

@@ -283,6 +283,12 @@ CASES: tuple[CompileCase, ...] = (
         )
     ),
     CompileCase(
+        "kimi 32x32 bf16",
+        channel_delta_call(32, 32, torch.bfloat16, channel_gates=False),
+        CHANNEL_STACK_BYTES
+        | {"channel_delta_prepare_kernel": 640, "channel_delta_key_grads_kernel": 2560},
+    ),
+    CompileCase(
         "kimi 128x128 bf16 cut",
         channel_delta_call(
             128, 128, torch.bfloat16, channel_gates=False, length=2048, batch=1, heads=(4, 8)
