@@ -59,14 +59,14 @@ def test_the_fixture_is_pooled(fixture_f):
 def test_better_needs_the_corrected_p():
     rng = np.random.default_rng(4)
     base = 3.4 + 0.02 * rng.normal(size=4)
-    first = pair("B", base - 0.012 + 0.004 * rng.normal(size=4))
-    assert compare(pair("A", base), first).rows[0].verdict == "better"
-    crowd = [pair(f"N{i}", base + 0.004 * rng.normal(size=4)) for i in range(12)]
-    rows = compare(pair("A", base), first, *crowd, margin=1e-4).rows
+    gaps = np.linspace(0.0, 0.012, 13)
+    crowd = [pair(f"N{i}", base - gap + 0.004 * rng.normal(size=4)) for i, gap in enumerate(gaps)]
+    rows = compare(pair("A", base), *crowd, margin=1e-4).rows
     raw = np.array([row.loss.p for row in rows])
     assert [row.p_holm for row in rows] == pytest.approx(holm(raw))
-    assert raw[0] < 0.05 <= rows[0].p_holm
-    assert rows[0].verdict == "undecided"
+    for row in rows:
+        assert (row.verdict == "better") == (row.p_holm < 0.05 and row.loss_gap < 0)
+    assert any(row.loss.p < 0.05 <= row.p_holm and row.verdict == "undecided" for row in rows)
 
 
 def test_equivalence_is_shown_and_not_assumed():
