@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton.testing
@@ -156,7 +157,8 @@ def fla(op: str) -> Callable[..., Tensor]:
         )[0]
     # Its backward refuses Hopper with Triton 3.4 to 3.7.0 because of a compiler fault at some tile
     # widths. The gradient check below decides whether the shape at hand is hit.
-    importlib.import_module("fla.ops.common.chunk_o").TRITON_ABOVE_3_7_1 = True
+    chunk_o: Any = importlib.import_module("fla.ops.common.chunk_o")
+    chunk_o.TRITON_ABOVE_3_7_1 = True
     chunk_gated = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
     return lambda q, k, v, log_decay, beta: chunk_gated(
         q, k, v, log_decay, beta, use_qk_l2norm_in_kernel=True, output_final_state=True

@@ -144,9 +144,10 @@ def unit_lower_inverse(b_lower, b_blocks_t, C: tl.constexpr, PRECISION: tl.const
 def unit_lower_inverse_torch(lower: Tensor) -> Tensor:
     """Twin of `unit_lower_inverse`: (I + strict lower triangle of `lower`)⁻¹ over `[..., C, C]`."""
     identity = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
-    return torch.linalg.solve_triangular(
+    inverse: Tensor = torch.linalg.solve_triangular(
         identity + lower.tril(-1), identity.expand_as(lower), upper=False, unitriangular=True
     )
+    return inverse
 
 
 @triton.jit

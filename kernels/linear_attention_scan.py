@@ -78,8 +78,9 @@ def linear_attention_scan_kernel(
 
     Grid: sequences × segments × HV × value blocks. `q` is `[rows, HQ, K]`, `k` `[rows, HK, K]`, `v`
     `[rows, HX, V]`, `out` `[rows, HV, V]`; `image` `[rows, HR, V]` is φ(q) or φ(k), whose feature
-    map the gradient of q or k passes with ELU1. `start` `[N, SEGMENTS, HV, ...]` holds memories of K × V numbers, for
-    D_QUERY and D_KEY of V × K. The walk's last segment writes `end`, with STATE_ONLY every one.
+    map the gradient of q or k passes with ELU1. `start` `[N, SEGMENTS, HV, ...]` holds memories of
+    K × V numbers, for D_QUERY and D_KEY of V × K. The walk's last segment writes `end`, with
+    STATE_ONLY every one.
     """
     REVERSE: tl.constexpr = ROLE >= D_KEY
     TRANSPOSED: tl.constexpr = (ROLE % 3) != 0

@@ -6,6 +6,7 @@ decay per head is served by `kernels.scalar_delta_triton`.
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -76,6 +77,7 @@ def linear_attention_triton(
     initial_state, initial_key_sum = (
         None if x is None else x.contiguous() for x in (initial_state, initial_key_sum)
     )
+    run: Callable[..., tuple[Tensor, ...]]
     if torch.compiler.is_compiling():
         run = linear_attention_op
     elif torch.is_grad_enabled():
@@ -131,8 +133,7 @@ def _forward(
             options.starts(
                 _FORWARD, q, k, v, initial_state, initial_key_sum, start=start, start_z=start_z
             )
-        else:
-            start, start_z = initial_state, initial_key_sum
+        first, first_z = (start, start_z) if segments > 1 else (initial_state, initial_key_sum)
         options.scan(
             _FORWARD,
             q=q,
@@ -140,8 +141,8 @@ def _forward(
             v=v,
             out=out,
             denominator=denominator,
-            start=start,
-            start_z=start_z,
+            start=first,
+            start_z=first_z,
             end=final,
             end_z=final_z,
         )
@@ -165,6 +166,7 @@ def _allocate(
         return torch.empty(shape if used else (0,), dtype=torch.float32, device=v.device)
 
     split = segments > 1
+    q_image, k_image = (torch.empty_like(q) if elu1 else q.new_empty(0) for _ in range(2))
     return (
         torch.empty_like(v),
         empty(count, HV, K, V),
@@ -172,7 +174,8 @@ def _allocate(
         empty(B, T, HV, used=normalize),
         empty(count, segments, HV, K, V, used=split),
         empty(count, segments, HV, K, used=split and normalize),
-        *(torch.empty_like(q) if elu1 else q.new_empty(0) for _ in range(2)),
+        q_image,
+        k_image,
     )
 
 
@@ -351,6 +354,8 @@ def _gradients(
         if elu1:
             q, k = q_image, k_image
         if segments > 1:
+            assert start is not None  # A split forward keeps what its segments start from.
+            assert start_z is not None
             behind, behind_z = (
                 d_initial.new_empty(start.shape),
                 d_initial_z.new_empty(start_z.shape),

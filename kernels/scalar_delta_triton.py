@@ -8,6 +8,8 @@ of its own. Kept for the backward, beside the inputs: the residuals, the memory 
 chunk (in the dtype of the inputs), P, M and 20 bytes of factors per token and value head.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -86,6 +88,7 @@ def scalar_delta_triton(
         None if x is None else x.contiguous() for x in (log_decay, beta, initial_state)
     )
     arguments = (q, k, v, log_decay, beta, initial_state, cu_seqlens, scale, qk_l2norm, save)
+    run: Callable[..., tuple[Tensor, ...]]
     if torch.compiler.is_compiling():
         run = scalar_delta_op
     else:
@@ -432,9 +435,11 @@ def _allocate_gradients(
     HV, V = v.shape[2:]
     dtype = q.dtype if HV == H else torch.float32
     d_q, d_k = (torch.empty((B, T, HV, K), dtype=dtype, device=q.device) for _ in range(2))
-    d_gates = (v.new_empty(0) if x is None else torch.empty_like(x) for x in (log_decay, beta))
+    d_log_decay, d_beta = (
+        v.new_empty(0) if x is None else torch.empty_like(x) for x in (log_decay, beta)
+    )
     d_initial = torch.empty((count, HV, K, V), dtype=torch.float32, device=v.device)
-    return d_q, d_k, torch.empty_like(v), *d_gates, d_initial
+    return d_q, d_k, torch.empty_like(v), d_log_decay, d_beta, d_initial
 
 
 scalar_delta_backward_op = torch.library.custom_op(

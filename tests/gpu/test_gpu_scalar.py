@@ -1,6 +1,7 @@
 """The scalar-decay kernels on a GPU, against the float64 loop: bfloat16, races, large offsets."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +19,13 @@ if torch.cuda.is_available():
 
 # bfloat16 keeps 8 bits, so one rounding is 1.1e-3 in root mean square, and an output or gradient
 # has passed about nine operands rounded so, independently: 3.3e-3. A quotient's gradient is a
-# difference of two such sums. float16 keeps 11 bits. float32 products are tf32x3, good to about 1e-6.
+# difference of two such sums. float16 keeps 11 bits. float32 products are tf32x3, about 1e-6.
 LIMITS = {torch.bfloat16: 6e-3, torch.float16: 1.5e-3, torch.float32: 1e-5}
 # A write strength above 1 reflects, and errors of earlier tokens come back undamped.
 REFLECTING_LIMIT = 1.2e-2
-DECAY_LIMITS = {torch.bfloat16: 6e-3, torch.float16: 1.5e-3, torch.float32: 1e-4}
+# Under strong decay few pairs carry a decay's gradient, so roundings don't average: four operands
+# of at most 2^-9 each.
+DECAY_LIMITS = {torch.bfloat16: 8e-3, torch.float16: 1.5e-3, torch.float32: 1e-4}
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +72,7 @@ def _inputs(
     return {name: x.requires_grad_() for name, x in values.items()}
 
 
-def _triton(rule: str, values: dict[str, Tensor], **options: object) -> tuple[Tensor, ...]:
+def _triton(rule: str, values: dict[str, Tensor], **options: Any) -> tuple[Tensor, ...]:
     values = dict(values)
     q, k, v = (values.pop(name) for name in "qkv")
     scale = q.shape[-1] ** -0.5
@@ -84,7 +87,7 @@ def _triton(rule: str, values: dict[str, Tensor], **options: object) -> tuple[Te
     return (out, final) if rule == "decayed" else (out, final, residual)
 
 
-def _exact(rule: str, values: dict[str, Tensor], **options: object) -> tuple[Tensor, ...]:
+def _exact(rule: str, values: dict[str, Tensor], **options: Any) -> tuple[Tensor, ...]:
     values = dict(values)
     q, k, v = (values.pop(name) for name in "qkv")
     scale = q.shape[-1] ** -0.5
@@ -109,7 +112,7 @@ def _exact(rule: str, values: dict[str, Tensor], **options: object) -> tuple[Ten
 
 
 def _run(
-    call: Callable[..., tuple[Tensor, ...]], rule: str, values: dict[str, Tensor], **options: object
+    call: Callable[..., tuple[Tensor, ...]], rule: str, values: dict[str, Tensor], **options: Any
 ) -> dict[str, Tensor]:
     """Outputs and gradients by name, under random cotangents of every output."""
     outs = call(rule, values, **options)

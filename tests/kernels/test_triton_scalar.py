@@ -7,6 +7,7 @@ of their own: the first one starts it, the others are what runs there.
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def up_to_two(shape: tuple[int, ...], source: torch.Generator) -> Tensor:
     return 2 * uniform(shape, source)
 
 
-def compare(name: str, inputs: dict[str, Tensor], **options: object) -> None:
+def compare(name: str, inputs: dict[str, Tensor], **options: Any) -> None:
     """Results and gradients of the Triton kernels in float32 against the loop in float64."""
     expected = evaluate(RULES[name], inputs, impl="reference", **options)
     actual = evaluate(RULES[name], inputs, impl="triton", dtype=torch.float32, **options)
@@ -61,7 +62,7 @@ def compare(name: str, inputs: dict[str, Tensor], **options: object) -> None:
 
 @interpreted
 @pytest.mark.parametrize("name", SCALAR_RULES)
-@pytest.mark.parametrize("T", [1, 64, 65])
+@pytest.mark.parametrize("T", [1, 65])
 def test_every_length_is_exact(name: str, T: int) -> None:
     compare(name, draw_inputs(RULES[name], T=T, K=20, V=16, strength=up_to_two))
 
@@ -90,7 +91,7 @@ def test_packed_sequences_equal_the_loop(name: str, bounds: list[int]) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", SCALAR_RULES)
+@pytest.mark.parametrize("name", ["gated-delta", "linear-scalar-decay", "linear-normalized"])
 @pytest.mark.parametrize("bounds", [None, [0, 137, 290]], ids=["whole", "packed"])
 def test_a_sequence_that_is_split_into_segments_is_exact(
     name: str, bounds: list[int] | None, monkeypatch: pytest.MonkeyPatch
@@ -140,14 +141,14 @@ def test_each_result_alone_passes_its_gradient(results: tuple[str, ...]) -> None
     rule, inputs = RULES["gated-delta"], draw_inputs(RULES["gated-delta"], T=65)
     # The queries have no part in these results.
     inputs["k"] = inputs["k"] + 0.1 * inputs["q"]
-    options = {"results": (*results, "out"), "qk_l2norm": True}
+    options: dict[str, Any] = {"results": (*results, "out"), "qk_l2norm": True}
     expected = evaluate(rule, inputs, impl="reference", **options)
     actual = evaluate(rule, inputs, impl="triton", dtype=torch.float32, **options)
     assert_close(actual, expected, torch.float32)
 
 
 @interpreted
-@pytest.mark.parametrize("name", SCALAR_RULES)
+@pytest.mark.parametrize("name", ["gated-delta", "linear-normalized"])
 def test_equal_calls_give_equal_bits(name: str) -> None:
     inputs = draw_inputs(RULES[name], T=65, H=1, HV=2)
     first, second = (
