@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from models.accounting import count_parameters, softmax_reference, solve_ffn_dim
-from models.configs import ModelConfig
+from models.configs import DecayConfig, ModelConfig
 from models.routing_config import RoutingConfig
 from orchestrator.axes import Assignment
 from orchestrator.config import SweepSpec, TrialConfig, trial_from_dict, trial_to_dict
@@ -89,6 +89,8 @@ def _normalised(values: dict[str, Any]) -> dict[str, Any]:
             model["softmax"] = None
     elif model["softmax_layers"] is not None:
         model["softmax_every"] = None
+    if model["mixer"].get("decay") == "none":
+        model["mixer"]["dt_init"] = DecayConfig().dt_init
     routing = RoutingConfig(**model["routing"])
     if not routing.routes_error:
         model["routing"]["residual"] = RoutingConfig().residual
