@@ -220,18 +220,19 @@ FLOAT32_STACK_BYTES = dict.fromkeys(CHANNEL_STACK_BYTES, 4096)
 
 
 SCALAR_STACK_BYTES = {
+    "scalar_delta_prepare_kernel": 160,
     "scalar_delta_fwd_kernel": 96,
     "scalar_delta_state_bwd_kernel": 64,
     "scalar_delta_pairs_bwd_kernel": 192,
     "scalar_delta_token_bwd_kernel": 384,
-    "linear_attention_scan_kernel": 64,
+    "linear_attention_scan_kernel": 256,
 }
 """Spills of the scalar-decay kernels at head dims up to 128, the larger of Triton 3.6 and 3.9.
 
 That of the tokens' kernel is the price of 4 warps, which are faster than 8 without spills.
 """
 
-SCALAR_WIDE_STACK_BYTES = dict.fromkeys((*SCALAR_STACK_BYTES, "scalar_delta_prepare_kernel"), 4096)
+SCALAR_WIDE_STACK_BYTES = dict.fromkeys(SCALAR_STACK_BYTES, 4096)
 """Spills at 256 × 512, in float32 and at head dims that fill no tile, which are not tuned."""
 
 CASES: tuple[CompileCase, ...] = (

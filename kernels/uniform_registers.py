@@ -50,19 +50,20 @@ def _uses(instruction: str) -> tuple[set[int], set[int]]:
                 and all(_PREDICATE.match(before) for before in operands[:i])
             )
             target = writes if is_target else reads
-            target.update(range(number, number + _width(name, i, operands)))
+            target.update(number + offset for offset in _span(name, i, operands))
     return reads, writes
 
 
-def _width(name: str, position: int, operands: list[str]) -> int:
-    """How many consecutive registers the operand at a position names."""
+def _span(name: str, position: int, operands: list[str]) -> range:
+    """Which registers the operand at a position names, counted from the one that is written."""
     operand = operands[position]
     if "gdesc" in operand:
-        # the descriptors of both operands, or of the second alone if the first is in registers
+        # Four hold the descriptors of both operands; those of the first are not read if it is in
+        # registers itself.
         first_in_registers = len(operands) > 2 and operands[1].startswith("R")
-        return 2 if first_in_registers else 4
+        return range(2, 4) if first_in_registers else range(4)
     if name.startswith("U") and "WIDE" in name:
         # A wide product: the factors are single, the sum that it is added to is not.
-        return 2 if position in (0, len(operands) - 1) else 1
+        return range(2 if position in (0, len(operands) - 1) else 1)
     is_pair = name.startswith("U") and ".64" in name
-    return 2 if is_pair or "desc[" in operand else 1
+    return range(2 if is_pair or "desc[" in operand else 1)

@@ -29,10 +29,16 @@ def test_what_is_written_first_is_fine() -> None:
     assert unset_uniform_registers(code) == []
 
 
-def test_a_descriptor_pair_beside_an_operand_in_registers_is_two_wide() -> None:
+def test_beside_an_operand_in_registers_the_second_descriptor_is_read() -> None:
     product = "HGMMA.64x32x16.F32.BF16 R40, R24, gdesc[UR4].tnspB, R40"
-    assert unset_uniform_registers(sass("UMOV UR4, 0x1", "UMOV UR5, 0x2", product)) == []
-    assert unset_uniform_registers(sass("UMOV UR4, 0x1", product)) == [product]
+    assert unset_uniform_registers(sass("UMOV UR6, 0x1", "UMOV UR7, 0x2", product)) == []
+    assert unset_uniform_registers(sass("UMOV UR4, 0x1", "UMOV UR5, 0x2", product)) == [product]
+
+
+def test_the_factors_of_a_wide_product_are_single() -> None:
+    product = "UIMAD.WIDE.U32 UR6, UR14, UR16, URZ"
+    assert unset_uniform_registers(sass("UMOV UR14, 0x1", "UMOV UR16, 0x2", product)) == []
+    assert unset_uniform_registers(sass("UMOV UR14, 0x1", product)) == [product]
 
 
 def test_both_halves_of_a_pair_are_needed() -> None:
