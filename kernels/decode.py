@@ -14,8 +14,9 @@ Sources: those of `kernels.reference`, which these steps equal token by token.
 Cost: about 6·K·V FLOPs per value head; the memory is read and written once, which is what bounds
 the speed. Gradients flow through a step, unless `in_place` writes the new memory over the old one.
 
-On a CUDA device a step that needs no gradients is one Triton kernel (`decode_triton`), which moves
-the memory once; the lines below, which torch can differentiate, move it several times.
+A step that needs no gradients can be one Triton kernel (`decode_triton`), which moves the memory
+once; the lines below, which torch can differentiate, move it several times. A CUDA device takes the
+kernel once it has passed `tests/gpu` there (`launch.PROVEN_OPS`, under the name "decode").
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels.arguments import Sizes, check_gate, check_qkv, check_state, state_dtype
-from kernels.launch import is_interpreted
+from kernels.launch import PROVEN_OPS, is_interpreted
 from kernels.linear_attention import (
     FEATURE_MAPS,
     State,
@@ -302,7 +303,8 @@ def _kernel_serves(*tensors: Tensor | None, in_place: bool) -> bool:
         return False
     if torch.is_grad_enabled() and any(x.requires_grad for x in given):
         return False
-    return v.is_cuda or (is_interpreted() and v.dtype == torch.float32)
+    on_device = v.is_cuda and "decode" in PROVEN_OPS
+    return on_device or (is_interpreted() and v.dtype == torch.float32)
 
 
 def _kernel_step(

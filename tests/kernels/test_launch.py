@@ -19,12 +19,16 @@ def test_a_named_implementation_is_itself(device: str, impl: str, op: str) -> No
     assert launch.resolve(impl, device, op) == impl
 
 
-def test_auto_on_cuda_is_triton_exactly_where_the_op_has_kernels(
+def test_auto_on_cuda_is_triton_exactly_where_the_kernels_are_proven(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch, "TRITON_OPS", frozenset({"delta_rule"}))
+    monkeypatch.setattr(launch, "PROVEN_OPS", frozenset({"delta_rule"}))
     assert launch.resolve("auto", "cuda", "delta_rule") == "triton"
     assert launch.resolve("auto", torch.device("cuda", 0), "gated_delta_rule") == "chunked"
+
+
+def test_what_is_proven_has_kernels() -> None:
+    assert launch.PROVEN_OPS <= launch.TRITON_OPS
 
 
 def test_triton_is_refused_where_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import mlflow
 import pandas as pd
 import pytest
 
+from orchestrator.ledger import opening
 from orchestrator.provenance import CHECKOUT
 
 pytestmark = pytest.mark.ray
@@ -176,7 +177,7 @@ def test_more_seeds_run_alone_and_leave_the_others_untouched(finished):
 
 
 def test_a_killed_driver_is_continued_to_the_same_curves(finished, tmp_path):
-    """The driver dies by SIGKILL while trials run; the same command ends with the same numbers."""
+    """As by a power cut: driver and workers die while trials run; the same command ends alike."""
     (tmp_path / "tiny.yaml").write_text(TINY)
     (tmp_path / "runs").mkdir()
     os.symlink(finished / "runs" / "data", tmp_path / "runs" / "data")
@@ -194,7 +195,9 @@ def test_a_killed_driver_is_continued_to_the_same_curves(finished, tmp_path):
         assert driver.poll() is None, "the driver ended before a step was journalled"
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    os.kill(driver.pid, signal.SIGKILL)
+    workers = {opening(path)["pid"] for path in journals.glob("*/attempt-*.jsonl")}
+    for pid in (driver.pid, *workers):
+        os.kill(pid, signal.SIGKILL)
     driver.wait()
     result = run(tmp_path, "sweep", "conf=tiny.yaml")
     assert result.returncode == 0, result.stdout + result.stderr
