@@ -23,7 +23,11 @@ def main(arguments: list[str] | None = None) -> int:
             options.folder,
             options.out,
             title=options.title,
-            settings=Settings(baseline=options.baseline, margin_nats=options.margin_nats),
+            settings=Settings(
+                baseline=options.baseline,
+                margin_nats=options.margin_nats,
+                published=options.published,
+            ),
             compare_within=within,
         )
     except ValueError as error:
@@ -47,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--compare-within", nargs="+", metavar="AXIS", help="axes across which nothing is compared"
+    )
+    parser.add_argument(
+        "--published", metavar="PATH#TABLE", help="published numbers to put beside the arms"
     )
     parser.add_argument(
         "--verify", action="store_true", help="compute every claim of the report again"

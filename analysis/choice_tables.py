@@ -2,8 +2,11 @@
 
 import math
 
+import numpy as np
+
 from analysis.csvtext import Row, ends
 from analysis.front import Point
+from analysis.learning_rate import expected_best
 from analysis.study import Comparable, Study
 
 CHOICE_COLUMNS = (
@@ -16,6 +19,8 @@ CHOICE_COLUMNS = (
     "rates_tried",
     "edge",
     "choice_probability",
+    "expected_best_k",
+    "expected_best_nats",
     "naive_loss_nats",
     "held_out_loss_nats",
     "selection_effect_nats",
@@ -43,6 +48,7 @@ def _choice_row(part: Comparable, point: Point) -> Row:
     choice = point.choice
     if choice is None:
         return row | {"edge": point.left_out}
+    row |= _expected_best(part, point)
     row |= {
         "cell_id": choice.cell.cell_id,
         "lr": choice.cell.lr,
@@ -74,6 +80,19 @@ def _choice_row(part: Comparable, point: Point) -> Row:
             "sensitivity_lr_high": choice.sensitivity.high,
         }
     return row
+
+
+def _expected_best(part: Comparable, point: Point) -> Row:
+    """Expected smallest mean loss of as many rates as the least tuned arm had: equal effort.
+
+    A rate at which a seed diverged counts as the loss at initialisation.
+    """
+    k = min(len(each.arm.cells) for each in part.points)
+    ceiling = float(point.arm.facts["init_loss_nats"])
+    losses = [cell.mean_loss if cell.is_eligible else ceiling for cell in point.arm.cells]
+    if not all(math.isfinite(loss) for loss in losses):
+        return {"expected_best_k": k}
+    return {"expected_best_k": k, "expected_best_nats": expected_best(np.array(losses), k)}
 
 
 def choice_rows(study: Study) -> list[Row]:

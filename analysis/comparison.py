@@ -38,6 +38,8 @@ class ArmDifference:
         loss: its loss minus the baseline's, tested; none where one side has one seed only.
         loss_gap: difference of the means over the common seeds, or of all where none is common.
         pairs: common seeds.
+        simultaneous: ends of its interval with the family's correction (Bonferroni); none where not
+            tested.
         p_holm: Holm-adjusted p over the family; NaN where not tested.
         p_bh: Benjamini-Hochberg-adjusted p; NaN where not tested.
         p_equivalence: Holm-adjusted p of two one-sided tests against the margin; NaN if not tested.
@@ -48,6 +50,7 @@ class ArmDifference:
     arm: Arm
     loss: Difference | None
     loss_gap: float
+    simultaneous: tuple[float, float] | None
     pairs: int
     p_holm: float
     p_bh: float
@@ -99,8 +102,9 @@ def compare_arms(
     others = [(arm, cell) for arm, cell in pairs if arm.arm_id != baseline.arm_id]
     tests = [_test(cell, base, anova if cell.arm_id in pooled_ids else None) for _, cell in others]
     adjusted = _adjust(tests, margin_nats)
+    num_tests = sum(test is not None for test in tests)
     rows = tuple(
-        _row(arm, cell, base, test, p_values)
+        _row(arm, cell, base, test, p_values, num_tests)
         for (arm, cell), test, p_values in zip(others, tests, adjusted, strict=True)
     )
     sd = math.sqrt(2 * anova.mse) if anova else math.nan
@@ -187,6 +191,7 @@ def _row(
     base: Cell,
     test: Difference | None,
     p_values: tuple[float, float, float],
+    num_tests: int,
 ) -> ArmDifference:
     seeds = _common(cell, base)
     gap = cell.mean_loss - base.mean_loss
@@ -196,6 +201,7 @@ def _row(
         arm=arm,
         loss=test,
         loss_gap=gap,
+        simultaneous=test.widened(num_tests) if test else None,
         pairs=len(seeds),
         p_holm=p_values[0],
         p_bh=p_values[1],

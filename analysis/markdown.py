@@ -6,6 +6,7 @@ from analysis.figures.pareto_parts import pareto_alt, pareto_caption
 from analysis.figures.rows import differences_caption
 from analysis.load import spec_value
 from analysis.next_runs import proposal_sentence, propose
+from analysis.published import PUBLISHED_HEADER, published_section
 from analysis.rendering import (
     DIFFERENCE_HEADER,
     MAIN_HEADER,
@@ -87,7 +88,7 @@ def markdown_page(study: Study) -> str:
         if study.sweep.purpose == "measure" and not part.has_losses:
             continue
         figure = f"_{number}" if len(study.comparables) > 1 else ""
-        lines += _markdown_part(part, figure)
+        lines += _markdown_part(part, figure, study.settings.published)
     if build_families(study.sweep.trials):
         lines += ["![Training time against context length](figures/scaling.png)", ""]
     lines += [
@@ -102,7 +103,7 @@ def markdown_page(study: Study) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _markdown_part(part: Comparable, figure: str) -> list[str]:
+def _markdown_part(part: Comparable, figure: str, published: str | None) -> list[str]:
     suffix = f" ({part.name})" if part.name else ""
     lines = [f"## Arms at their chosen learning rate{suffix}", ""]
     if part.facts:
@@ -122,6 +123,10 @@ def _markdown_part(part: Comparable, figure: str) -> list[str]:
         lines += [f"## Differences to {part.comparison.baseline.label}{suffix}", ""]
         lines += [markdown_table(DIFFERENCE_HEADER, difference_text_rows(part)), ""]
         lines += [differences_caption(part.comparison), ""]
+    if published:
+        sentence, rows = published_section(part, published)
+        lines += [f"## Beside published numbers{suffix}", "", sentence, ""]
+        lines += [markdown_table(PUBLISHED_HEADER, rows), ""]
     proposals = [proposal_sentence(proposal) for proposal in propose(part)]
     if proposals:
         lines += [f"## What to run next{suffix}", "", *[f"- {text}" for text in proposals], ""]

@@ -18,6 +18,7 @@ from analysis.interactive.pareto import pareto_figure
 from analysis.interactive.rows import difference_figure
 from analysis.markdown import answers
 from analysis.next_runs import proposal_sentence, propose
+from analysis.published import PUBLISHED_HEADER, published_section
 from analysis.rendering import DIFFERENCE_HEADER, MAIN_HEADER, difference_text_rows, main_rows
 from analysis.scaling import build_families
 from analysis.study import Comparable, Study
@@ -137,6 +138,10 @@ def _costs(part: Comparable, key: str, study: Study, figures: dict[str, Any]) ->
     if boxes:
         content = f'<div class="panels">{"".join(boxes)}</div>' + _caption(TRADE_CAPTION)
         sections.append(_section(f"Loss against other costs{suffix}", content))
+    if study.settings.published:
+        sentence, rows = published_section(part, study.settings.published)
+        content = f"<p>{html.escape(sentence)}</p>" + _table(PUBLISHED_HEADER, rows)
+        sections.append(_section(f"Beside published numbers{suffix}", content))
     proposals = [proposal_sentence(proposal) for proposal in propose(part)]
     if proposals:
         sections.append(_section(f"What to run next{suffix}", _list(proposals)))

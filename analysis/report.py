@@ -1,6 +1,6 @@
 """Writes a sweep's report: pages, figures, tables and claims, the same bytes every time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.claims import claims_text
@@ -78,10 +78,8 @@ def write_report(
 
 
 def _with_words(settings: Settings, title: str | None, context: dict[str, str] | None) -> Settings:
-    return Settings(
-        baseline=settings.baseline,
-        margin_nats=settings.margin_nats,
-        reference_loss_nats=settings.reference_loss_nats,
+    return replace(
+        settings,
         title=title if title is not None else settings.title,
         context=tuple((str(k), str(v)) for k, v in context.items())
         if context

@@ -71,6 +71,11 @@ class Difference:
     method: str
     effect_size: float = math.nan
 
+    def widened(self, comparisons: int) -> tuple[float, float]:
+        """The interval that covers together with `comparisons` - 1 others (Bonferroni)."""
+        half = _t_quantile(self.df, 1 - SIGNIFICANCE / comparisons) * self.standard_error
+        return self.mean - half, self.mean + half
+
     @property
     def standard_error(self) -> float:
         """Standard error of the mean difference."""

@@ -24,6 +24,7 @@ class Settings:
         margin_nats: difference in loss that is too small to matter in practice.
         reference_loss_nats: loss that the hypervolume is measured up to; by default the unigram
             cross-entropy, else the loss at initialisation: facts of the data, not of the results.
+        published: `PATH#TABLE` of published numbers to stand beside the arms.
         title: title of the report; made from the sweep's name by default.
         context: further rows of the provenance table.
     """
@@ -31,6 +32,7 @@ class Settings:
     baseline: str | None = None
     margin_nats: float = 0.01
     reference_loss_nats: float | None = None
+    published: str | None = None
     title: str | None = None
     context: tuple[tuple[str, str], ...] = ()
 

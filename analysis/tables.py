@@ -63,6 +63,8 @@ DIFFERENCE_COLUMNS = (
     "difference_nats",
     "difference_low",
     "difference_high",
+    "simultaneous_low",
+    "simultaneous_high",
     "pairs",
     "method",
     "df",
@@ -104,6 +106,8 @@ def difference_rows(study: Study) -> list[Row]:
                 row |= {
                     "difference_low": entry.loss.low,
                     "difference_high": entry.loss.high,
+                    "simultaneous_low": entry.simultaneous[0] if entry.simultaneous else None,
+                    "simultaneous_high": entry.simultaneous[1] if entry.simultaneous else None,
                     "method": entry.loss.method,
                     "df": entry.loss.df,
                     "t": entry.loss.t,

@@ -62,6 +62,8 @@ def draw_differences(part: Comparable) -> Drawing | None:
 def _draw_row(axes: Axes, height: int, row: ArmDifference, palette: Palette) -> None:
     look = palette.look(row.arm)
     interval = drawn_interval(row)
+    if interval and row.simultaneous:
+        axes.plot(row.simultaneous, [height, height], color=look.color, linewidth=0.7)
     if interval:
         axes.plot([interval.low, interval.high], [height, height], color=look.color, linewidth=1.6)
     axes.plot(
@@ -93,8 +95,8 @@ def differences_caption(comparison: Comparison, num_hidden: int = 0) -> str:
     parts = [
         f"Family: each arm at its own best learning rate against {comparison.baseline.label}, "
         "seeds paired.",
-        f"Test: {', '.join(tests) or 'none, one seed only'}; p values corrected after Holm, "
-        "intervals not.",
+        f"Test: {', '.join(tests) or 'none, one seed only'}; p values corrected after Holm; "
+        "thick bars are 95 % intervals, thin ones hold together for the whole family (Bonferroni).",
         f"Grey: ±{comparison.margin_nats:g} nats, the margin below which a difference does not "
         "matter; ‘equivalent’ needs two one-sided tests inside it.",
     ]

@@ -165,7 +165,9 @@ def byte_ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 def freeze(figure: Figure) -> None:
     """Lays the figure out once and for all; saving then moves nothing and is quicker."""
-    figure.canvas.draw()
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
     figure.set_layout_engine("none")
 
 
