@@ -24,11 +24,13 @@ class CompileCase:
         name: what it calls, with head dims and dtype.
         call: runs the launch code on CPU tensors.
         stack_bytes: spilled bytes of a thread that are known and accepted, by kernel.
+        accepts_mma_sync: whether some products have fewer rows than a warp-group instruction.
     """
 
     name: str
     call: Callable[[], object]
     stack_bytes: Mapping[str, int] = field(default_factory=dict)
+    accepts_mma_sync: bool = False
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -282,6 +284,7 @@ CASES: tuple[CompileCase, ...] = (
             f"{rule} {K}x{V} {name}",
             scalar_delta_call(rule, K, V, DTYPES[name]),
             SCALAR_WIDE_STACK_BYTES,
+            accepts_mma_sync=K < 64,
         )
         for rule, K, V, name in (
             ("gated", 256, 512, "bf16"),

@@ -143,6 +143,7 @@ def _triton(
     A decay makes additive memory one of the delta rules without the erase: per head the gated one,
     per channel the second gated one with erase 0 and write 1.
     """
+    from kernels.channel_delta_triton import gated_delta_rule_2  # noqa: PLC0415
     from kernels.linear_attention_triton import linear_attention_triton  # noqa: PLC0415
     from kernels.scalar_delta_triton import scalar_delta_triton  # noqa: PLC0415
 
@@ -161,12 +162,23 @@ def _triton(
             eps=eps,
         )
         return out, ((final, final_key_sum) if normalize else final)
-    if log_decay.ndim == 4:
-        raise ValueError(
-            "impl='triton' has no kernels for a log_decay per key channel; "
-            "use impl='chunked' or 'reference'"
-        )
     q, k = apply_feature_map(feature_map, q, k)
+    if log_decay.ndim == 4:
+        B, T, HV, V = v.shape
+        # Expanded, so that neither takes memory here.
+        erase = v.new_zeros(1).expand(B, T, HV, k.shape[-1])
+        out, final, _ = gated_delta_rule_2(
+            q,
+            k,
+            v,
+            log_decay=log_decay,
+            erase=erase,
+            write=v.new_ones(1).expand(B, T, HV, V),
+            scale=scale,
+            initial_state=memory,
+            cu_seqlens=cu_seqlens,
+        )
+        return out, final
     out, final, _ = scalar_delta_triton(
         q,
         k,

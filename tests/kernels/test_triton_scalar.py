@@ -105,6 +105,12 @@ def test_a_sequence_that_is_split_into_segments_is_exact(
 
 
 @interpreted
+def test_linear_attention_with_a_decay_per_channel_is_exact() -> None:
+    name = "linear-channel-decay"
+    compare(name, draw_inputs(RULES[name], T=65, H=1, HV=2, K=20, V=16))
+
+
+@interpreted
 def test_zero_decay_makes_the_gated_rule_the_delta_rule() -> None:
     gated = draw_inputs(RULES["gated-delta"], T=65, log_decay=constant(0.0))
     plain = {name: x for name, x in gated.items() if name != "log_decay"}
