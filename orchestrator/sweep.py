@@ -42,10 +42,10 @@ from orchestrator.worker import Baseline, Job, WorkerRetiredError, baseline, dri
 OBJECT_STORE_BYTES = 100 * 2**20
 """Jobs are small and data is memory-mapped, so Ray's shared memory stays small."""
 ORPHAN_GRACE_SECONDS = 5.0
-POLL_SECONDS = 1.0
+POLL_SECONDS = 2.0
 
 OnTick = Callable[[], None]
-"""Called about once a second while trials run."""
+"""Called every `POLL_SECONDS` while trials run."""
 
 
 class TrialWorker(tune.Trainable):
@@ -80,7 +80,7 @@ def run_lanes(plan: Plan, provenance: Provenance, on_tick: OnTick, lane_ends: On
     Args:
         plan: what is desired; its data must be prepared.
         provenance: repeated in every journal.
-        on_tick: called about once a second while loss trials run, for progress and tracking;
+        on_tick: called every `POLL_SECONDS` while loss trials run, for progress and tracking;
             never while speed is measured.
         lane_ends: called after each lane.
 
