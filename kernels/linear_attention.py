@@ -176,6 +176,7 @@ def _triton(
             write=v.new_ones(1).expand(B, T, HV, V),
             scale=scale,
             initial_state=memory,
+            qk_l2norm=False,
             cu_seqlens=cu_seqlens,
         )
         return out, final
