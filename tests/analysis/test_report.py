@@ -200,6 +200,7 @@ def test_few_columns_are_enough(made, tmp_path):
     assert markdown_page(study).startswith("# Sweep ")
 
 
+@pytest.mark.slow
 def test_separate_comparisons_have_separate_fronts(made, tmp_path):
     rows = [row for row in made.make_trials(made.small_plan())[:24] if row["lr"] == 3e-3]
     longer = [
