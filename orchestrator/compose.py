@@ -125,10 +125,11 @@ def find_conf(conf: str, folder: Path) -> Path:
 def conf_names() -> list[str]:
     """Names of the sweeps in `conf/`."""
     groups = set(GROUPS) | {"cluster"}
+    tables = {"published"}  # results of others, which a report can show beside its own
     return sorted(
         str(path.relative_to(CONF_FOLDER).with_suffix(""))
         for path in CONF_FOLDER.rglob("*.yaml")
-        if path.relative_to(CONF_FOLDER).parts[0] not in groups
+        if path.relative_to(CONF_FOLDER).parts[0] not in groups and path.stem not in tables
     )
 
 

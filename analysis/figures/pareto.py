@@ -42,7 +42,7 @@ def draw_pareto(part: Comparable) -> Drawing | None:
         figure = new_figure(8.0, 5.4)
         axes = figure.add_subplot()
         palette = Palette(tuple(point.arm for point in part.points))
-        _set_limits(axes, drawn)
+        _set_limits(axes, part)
         _draw_band(axes, part)
         detailed, dots = split_by_detail(part)
         _draw_other_rates(axes, detailed)
@@ -77,8 +77,8 @@ def draw_pareto(part: Comparable) -> Drawing | None:
     )
 
 
-def _set_limits(axes: Axes, drawn: tuple[Point, ...]) -> None:
-    x, y, is_log = axis_limits(drawn)
+def _set_limits(axes: Axes, part: Comparable) -> None:
+    x, y, is_log = axis_limits(part.drawn, part.unigram_loss_nats)
     if is_log:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

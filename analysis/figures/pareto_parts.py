@@ -62,8 +62,16 @@ def _spread(point: Point) -> tuple[list[float], list[float]]:
     return speeds, losses
 
 
-def axis_limits(drawn: tuple[Point, ...]) -> tuple[tuple[float, float], tuple[float, float], bool]:
-    """Limits of throughput and loss with room for labels, and whether throughput is logarithmic."""
+def axis_limits(
+    drawn: tuple[Point, ...], reference: float = math.nan
+) -> tuple[tuple[float, float], tuple[float, float], bool]:
+    """Limits of throughput and loss with room for labels, and whether throughput is logarithmic.
+
+    Args:
+        drawn: the arms.
+        reference: a loss that is worth seeing as a line; the axis reaches up to it where that
+            leaves the arms at least half of the height.
+    """
     speeds: list[float] = []
     losses: list[float] = []
     for point in drawn:
@@ -82,7 +90,10 @@ def axis_limits(drawn: tuple[Point, ...]) -> tuple[tuple[float, float], tuple[fl
         x = (min(speeds) - pad, max(speeds) + pad)
     pad = 0.09 * (max(losses) - min(losses)) or 0.02 * max(losses)
     # The top edge is where diverged arms are marked.
-    return x, (min(losses) - pad, max(losses) + 1.6 * pad), is_log
+    low, high = min(losses) - pad, max(losses) + 1.6 * pad
+    if high < reference + pad <= high + (high - low):
+        high = reference + pad
+    return x, (low, high), is_log
 
 
 def diverged_marks(part: Comparable) -> list[tuple[Point, float, str]]:

@@ -41,7 +41,10 @@ def place_labels(
     n = len(anchors)
     if n == 0:
         return np.empty((0, 4))
-    candidates = [_candidates(anchors[i], sizes[i]) for i in range(n)]
+    candidates = []
+    for i in range(n):
+        boxes, costs = _candidates(anchors[i], sizes[i])
+        candidates.append((_moved_inside(boxes, bounds), costs))
     fixed = [
         _fixed_cost(boxes, costs, obstacles, bounds)
         + COST_STRANGER * is_nearer_to_another(boxes, anchors, i)
@@ -101,6 +104,14 @@ def _candidates(anchor: Array, size: Array) -> tuple[Array, Array]:
             # To the right is where a reader looks first, then above and below, then left.
             costs.append(ring + 0.15 * (1 - cosine))
     return np.array(boxes), np.array(costs)
+
+
+def _moved_inside(boxes: Array, bounds: tuple[float, float, float, float]) -> Array:
+    """The boxes, those that reach over an edge moved back by as much; for boxes that fit at all."""
+    frame = np.array(bounds)
+    low = np.maximum(frame[:2] - boxes[:, :2], 0)
+    high = np.maximum(boxes[:, 2:] - frame[2:], 0)
+    return np.asarray(boxes + np.tile(low - high, 2))
 
 
 def _fixed_cost(

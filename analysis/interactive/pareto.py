@@ -26,7 +26,7 @@ def pareto_figure(part: Comparable) -> Figure | None:
     if not drawn:
         return None
     palette = Palette(tuple(point.arm for point in part.points))
-    x_limits, y_limits, is_log = axis_limits(drawn)
+    x_limits, y_limits, is_log = axis_limits(drawn, part.unigram_loss_nats)
     detailed, dots = split_by_detail(part)
     traces = [*_band_traces(part), _other_rates(detailed), _front_trace(drawn)]
     if dots:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from analysis.figures.curves import build_curves
@@ -209,6 +209,7 @@ def test_page_figures_are_valid_plotly(part):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.floats(60, 940), st.floats(60, 640)), min_size=1, max_size=12))
+@example([(87.0, 87.0), (61.0, 87.0)])
 def test_labels_stay_inside_and_apart(points):
     anchors = np.array(points)
     sizes = np.full((len(points), 2), (90.0, 14.0))
