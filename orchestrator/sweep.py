@@ -275,6 +275,10 @@ def reap_orphans(plan: Plan) -> int:
     return len(processes)
 
 
+def _own_pid() -> int:
+    return os.getpid()
+
+
 def probe_ray() -> str:
     """Start a local Ray, run one task in a worker, stop it; returns what was seen."""
     ray.init(
@@ -285,7 +289,7 @@ def probe_ray() -> str:
         object_store_memory=OBJECT_STORE_BYTES,
     )
     try:
-        task = ray.remote(os.getpid)
+        task = ray.remote(_own_pid)
         worker = ray.get(task.remote(), timeout=60)
     finally:
         ray.shutdown()

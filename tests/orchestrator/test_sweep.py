@@ -214,3 +214,11 @@ def test_a_killed_driver_is_continued_to_the_same_curves(finished, tmp_path):
     _, runs = mlflow_runs(tmp_path, "replicate")
     assert sorted(found.info.status for found in runs) == ["FINISHED"] * 4
     assert Path(tmp_path / "runs" / "tiny" / "report" / "index.html").is_file()
+
+
+def test_doctor_finds_this_machine_fit(tmp_path):
+    result = run(tmp_path, "doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    assert {name for name, check in checks.items() if not check["fit"]} <= {"host", "storage"}
+    assert "runs a task in a worker" in checks["ray"]["finding"]
+    assert list(tmp_path.iterdir()) == []
