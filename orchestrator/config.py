@@ -272,7 +272,7 @@ class PriceConfig:
     """A gate on cost, no part of any identity.
 
     Attributes:
-        max_gpu_hours: a sweep that is estimated to cost more is not started without `--yes`.
+        max_gpu_hours: most GPU-hours of a sweep; not enforced yet, and `plan` says so.
     """
 
     max_gpu_hours: float | None = None

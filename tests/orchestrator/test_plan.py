@@ -138,13 +138,18 @@ NO_GPU = Machine(host="node", cpus=2, memory_bytes=2**34, gpus=())
         (["device=cuda"], NO_GPU, "no NVIDIA GPU"),
         (["device=cuda", "lanes.loss.gpus=0"], TWO_GPUS, "give a trial a share"),
         (["lanes.loss.gpus=1.5"], TWO_GPUS, r"lanes\.loss\.gpus=1\.5 must be a whole number"),
+        (["purpose=search"], NO_GPU, "search is not there yet"),
         (["tracking.uri=./mlruns"], NO_GPU, "mlflow migrate-filestore"),
     ],
-    ids=["gpus", "cpus", "none", "cuda", "no share", "broken", "store"],
+    ids=["gpus", "cpus", "none", "cuda", "no share", "broken", "search", "store"],
 )
 def test_an_impossible_request_says_need_and_have(plan, overrides, machine, sentence):
     with pytest.raises(ConfigError, match=sentence):
         plan(*overrides, machine=machine)
+
+
+def test_a_price_that_nothing_enforces_is_said(plan):
+    assert any("not enforced yet" in note for note in plan("price.max_gpu_hours=1").notes)
 
 
 def test_a_share_of_a_gpu_is_ignored_where_there_is_none(plan):
