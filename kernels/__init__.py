@@ -15,6 +15,7 @@ from kernels.norm import l2_norm, rms_norm, rms_norm_gated
 from kernels.rope import rope, rope_tables
 from kernels.scalar_delta import delta_rule, gated_delta_rule
 from kernels.short_conv import short_conv, short_conv_step
+from kernels.swiglu import swiglu
 
 __all__ = [
     "delta_rule",
@@ -36,4 +37,5 @@ __all__ = [
     "rope_tables",
     "short_conv",
     "short_conv_step",
+    "swiglu",
 ]

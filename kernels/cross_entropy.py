@@ -28,12 +28,12 @@ from torch.autograd.function import once_differentiable
 
 from kernels.arguments import state_dtype
 
-LOGITS_PER_SLICE = {"cpu": 1 << 22, "cuda": 1 << 26}
+LOGITS_PER_SLICE = {"cpu": 1 << 19, "cuda": 1 << 26}
 """Largest number of logits held at once, by device type.
 
-On one core of an EPYC, 512 tokens with 64 features and a vocabulary of 8192 take 51 ms with this
-size, 64 ms with 2^18, where the products have too few rows, and 81 ms with all logits through
-torch's `cross_entropy`. On a GPU a slice has 256 MiB (assumed, not tuned).
+On one core of an EPYC, 512 tokens with 64 features and a vocabulary of 4096 take 20 ms with 2^19
+and 2^20 logits, 24 ms with 2^17, where the products have too few rows, and 31 ms with 2^22 that are
+allocated anew in every call. On a GPU a slice has 256 MiB (assumed, not tuned).
 """
 
 REDUCTIONS = ("mean", "none")
@@ -46,16 +46,31 @@ def _slices(x: Tensor, weight: Tensor, slice_rows: int | None) -> list[slice]:
     return [slice(start, min(start + rows, len(x))) for start in range(0, len(x), rows)]
 
 
-def _log_probabilities(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _log_probabilities(
+    x: Tensor, weight: Tensor, targets: Tensor, held: Tensor
+) -> tuple[Tensor, Tensor]:
     """Losses `[n]` and log probabilities `[n, vocab]` of a few rows.
 
-    The product is in the inputs' dtype, all else in float32 (float64 for float64 inputs). torch's
-    `log_softmax` keeps a row in cache from its maximum to its sum; three passes over the logits
-    instead cost 27 ms where this costs 21 (512 tokens, 4096 entries, one core of an EPYC).
+    The product is in the inputs' dtype, all else in float32 (float64 for float64 inputs).
+
+    Args:
+        x: of the rows.
+        weight: the head.
+        targets: of the rows.
+        held: memory for the product, overwritten, at least n rows.
     """
-    logits = (x @ weight.T).to(state_dtype(x.dtype))
-    log_probabilities = torch.log_softmax(logits, 1)
+    product = torch.mm(x, weight.T, out=held[: len(x)])
+    logits = product.to(state_dtype(x.dtype))
+    # On a CPU torch goes through a row twice before it writes it, so that a row may be overwritten,
+    # and a second tile would push the first out of the cache.
+    out = logits if logits.device.type == "cpu" else None
+    log_probabilities = torch.log_softmax(logits, 1, out=out)
     return -log_probabilities.gather(1, targets[:, None])[:, 0], log_probabilities
+
+
+def _held(x: Tensor, weight: Tensor, slices: list[slice]) -> Tensor:
+    """Memory for the logits of the largest slice, in the inputs' dtype."""
+    return x.new_empty(slices[0].stop - slices[0].start, len(weight))
 
 
 def _to_logit_gradient(log_probabilities: Tensor, targets: Tensor) -> Tensor:
@@ -102,8 +117,9 @@ class _MeanLoss(torch.autograd.Function):
         d_x = torch.empty_like(x) if needs_x else None
         d_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
         total = torch.zeros((), dtype=dtype, device=x.device)
+        held = _held(x, weight, slices)
         for rows in slices:
-            losses, log_probabilities = _log_probabilities(x[rows], weight, targets[rows])
+            losses, log_probabilities = _log_probabilities(x[rows], weight, targets[rows], held)
             total += losses.sum()
             if needs_x or needs_weight:
                 d_logits = _to_logit_gradient(log_probabilities, targets[rows])
@@ -132,8 +148,10 @@ class _TokenLosses(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight, targets)
         ctx.slices = slices
-        losses = [_log_probabilities(x[rows], weight, targets[rows])[0] for rows in slices]
-        return torch.cat(losses)
+        held = _held(x, weight, slices)
+        return torch.cat(
+            [_log_probabilities(x[rows], weight, targets[rows], held)[0] for rows in slices]
+        )
 
     @staticmethod
     @once_differentiable
@@ -142,8 +160,9 @@ class _TokenLosses(torch.autograd.Function):
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         d_x = torch.empty_like(x) if needs_x else None
         d_weight = torch.zeros_like(weight, dtype=d_losses.dtype) if needs_weight else None
+        held = _held(x, weight, ctx.slices)
         for rows in ctx.slices:
-            _, log_probabilities = _log_probabilities(x[rows], weight, targets[rows])
+            _, log_probabilities = _log_probabilities(x[rows], weight, targets[rows], held)
             d_logits = _to_logit_gradient(log_probabilities, targets[rows])
             d_logits.mul_(d_losses[rows, None])
             _add_gradients(d_logits, x, weight, rows, d_x, d_weight)

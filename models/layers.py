@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernels import rms_norm, rms_norm_gated
+from kernels import rms_norm, rms_norm_gated, swiglu
 from models.mixer import Layer, ParameterInfo, unset_parameter
 
 Blocks = tuple[tuple[str, int], ...]
@@ -153,8 +153,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         """The MLP's contribution to the residual stream."""
-        gate, up = self.gate_up.split(self.gate_up(x))
-        contribution: Tensor = self.down(F.silu(gate) * up)
+        contribution: Tensor = self.down(swiglu(self.gate_up(x)))
         return contribution
 
 

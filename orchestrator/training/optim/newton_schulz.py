@@ -55,7 +55,7 @@ def orthogonalize(
     if is_tall:
         x = x.mT
     for a, b, c in triples:
-        gram = x @ x.mT
+        gram = torch.bmm(x, x.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)
     x = x.mT if is_tall else x
