@@ -4,28 +4,37 @@ Each row is one op, shape, implementation and pass. Before an implementation is 
 its output and every gradient are compared with the float64 chunked form on a short sequence of the
 same heads and head dims; one that is off is not timed, and its row says by how much.
 
-The same work is asked of all: `[B, T, H, D]` contiguous, bfloat16 q, k, v, L2 norm of q and k
-inside the op for the delta rules, log decay in float32 already activated, final memory returned.
-Times are medians of repeated runs with the L2 cache flushed between them; autotuning and
-compilation happen before. flash-linear-attention is no dependency: without it, `fla` is refused.
+Inputs are `[B, T, H, D]`, contiguous, bfloat16 (see `benchmark_ops`). Times are medians of repeated
+runs with the L2 cache flushed between them; autotuning and compilation happen before. The first
+call of a fresh process, with an empty compile cache and with a full one, is `first_call_seconds`.
 """
 
-import importlib
 import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import triton.testing
 from torch import Tensor
 
-from kernels.linear_attention import linear_attention
-from kernels.scalar_delta import delta_rule, gated_delta_rule
+from kernels.benchmark_ops import BENCHMARK_OPS, BenchmarkShape, implementation, op_inputs
 
-OPS = ("linear_attention", "delta_rule", "gated_delta_rule")
+OPS = tuple(BENCHMARK_OPS)
 IMPLEMENTATIONS = ("triton", "chunked", "fla")
 PASSES = ("forward", "training forward", "forward and backward")
+
+SHAPES = (
+    BenchmarkShape(8, 4096, 8, 8, 128, 128),
+    BenchmarkShape(1, 32768, 8, 8, 128, 128),
+    BenchmarkShape(8, 4096, 16, 16, 64, 64),
+    BenchmarkShape(8, 4096, 4, 8, 64, 64),
+)
+"""A batch, one long sequence, twice the heads of half the dim, grouped value heads."""
 
 CHECK_LENGTH = 256
 ERROR_LIMIT = 1e-2
@@ -36,42 +45,6 @@ Operands of 8 bits give 3e-3 to 4e-3 at this length; a wrong term gives far more
 
 BYTES_PER_SECOND = 4.26e12
 """Copy bandwidth of an H200, measured, counting reads and writes; the floor of a row uses it."""
-
-
-@dataclass(frozen=True, slots=True)
-class BenchmarkShape:
-    """Sizes of one benchmark.
-
-    Attributes:
-        B: batch rows.
-        T: tokens of a row.
-        H: query and key heads.
-        HV: value heads.
-        K: key dim.
-        V: value dim.
-    """
-
-    B: int
-    T: int
-    H: int
-    HV: int
-    K: int
-    V: int
-
-    def __str__(self) -> str:
-        """Batch × length, heads, head dims."""
-        heads = f"H{self.H}" if self.H == self.HV else f"H{self.H}/{self.HV}"
-        dims = f"D{self.K}" if self.K == self.V else f"K{self.K} V{self.V}"
-        return f"{self.B}x{self.T} {heads} {dims}"
-
-
-SHAPES = (
-    BenchmarkShape(8, 4096, 8, 8, 128, 128),
-    BenchmarkShape(1, 32768, 8, 8, 128, 128),
-    BenchmarkShape(8, 4096, 16, 16, 64, 64),
-    BenchmarkShape(8, 4096, 4, 8, 64, 64),
-)
-"""A batch, one long sequence, twice the heads of half the dim, grouped value heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,79 +76,14 @@ class BenchmarkRow:
     extra_memory_bytes: int | None
     floor_milliseconds: float
 
+    def as_fields(self) -> dict[str, Any]:
+        """Plain values by name, for a CSV file."""
+        return {**asdict(self), "shape": str(self.shape), "floor_ratio": self.floor_ratio}
+
     @property
     def floor_ratio(self) -> float | None:
         """How many times the floor it took."""
         return None if self.milliseconds is None else self.milliseconds / self.floor_milliseconds
-
-
-def inputs(
-    op: str, shape: BenchmarkShape, generator: torch.Generator, dtype: torch.dtype = torch.bfloat16
-) -> dict[str, Tensor]:
-    """Random inputs of an op on the generator's device, by argument name, asking for gradients."""
-
-    def normal(*sizes: int, dtype: torch.dtype = dtype) -> Tensor:
-        values = torch.randn(sizes, generator=generator, device=generator.device)
-        return values.to(dtype)
-
-    B, T, H, HV, K, V = shape.B, shape.T, shape.H, shape.HV, shape.K, shape.V
-    values = {"q": normal(B, T, H, K), "k": normal(B, T, H, K), "v": normal(B, T, HV, V)}
-    if op != "linear_attention":
-        values["beta"] = normal(B, T, HV).sigmoid()
-    if op == "gated_delta_rule":
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        values["log_decay"] = torch.nn.functional.logsigmoid(normal(B, T, HV, dtype=wide) + 3)
-    return {name: x.detach().requires_grad_() for name, x in values.items()}
-
-
-def ours(op: str, impl: str) -> Callable[..., Tensor]:
-    """The output of our op as a function of its inputs by name."""
-    if op == "linear_attention":
-        return lambda q, k, v: linear_attention(q, k, v, impl=impl)[0]
-    if op == "delta_rule":
-        return lambda q, k, v, **gates: delta_rule(q, k, v, **gates, qk_l2norm=True, impl=impl)[0]
-    return lambda q, k, v, **gates: gated_delta_rule(q, k, v, **gates, qk_l2norm=True, impl=impl)[0]
-
-
-def fla(op: str) -> Callable[..., Tensor]:
-    """The output of flash-linear-attention's op as a function of our inputs by name.
-
-    Raises:
-        ValueError: if flash-linear-attention is not installed.
-    """
-    if importlib.util.find_spec("fla") is None:
-        raise ValueError("impl 'fla' needs flash-linear-attention; pip install it, or leave it out")
-    if op == "linear_attention":
-        chunk_linear_attn = importlib.import_module("fla.ops.linear_attn").chunk_linear_attn
-        return lambda q, k, v: chunk_linear_attn(
-            *_repeated(q, k, v), v, normalize=False, output_final_state=True
-        )[0]
-    if op == "delta_rule":
-        chunk_delta_rule = importlib.import_module("fla.ops.delta_rule").chunk_delta_rule
-        return lambda q, k, v, beta: chunk_delta_rule(
-            *_repeated(q, k, v), v, beta, use_qk_l2norm_in_kernel=True, output_final_state=True
-        )[0]
-    # Its backward refuses Hopper with Triton 3.4 to 3.7.0 because of a compiler fault at some tile
-    # widths. The gradient check below decides whether the shape at hand is hit.
-    chunk_o: Any = importlib.import_module("fla.ops.common.chunk_o")
-    chunk_o.TRITON_ABOVE_3_7_1 = True
-    chunk_gated = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
-    return lambda q, k, v, log_decay, beta: chunk_gated(
-        q, k, v, log_decay, beta, use_qk_l2norm_in_kernel=True, output_final_state=True
-    )[0]
-
-
-def _repeated(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys for every value head, for ops of fla that have no grouped form."""
-    group = v.shape[2] // q.shape[2]
-    if group == 1:
-        return q, k
-    return q.repeat_interleave(group, 2), k.repeat_interleave(group, 2)
-
-
-def implementation(op: str, impl: str) -> Callable[..., Tensor]:
-    """The output of `op` by the implementation `impl`."""
-    return fla(op) if impl == "fla" else ours(op, impl)
 
 
 def largest_error(op: str, shape: BenchmarkShape, impl: str, seed: int = 0) -> float:
@@ -183,10 +91,10 @@ def largest_error(op: str, shape: BenchmarkShape, impl: str, seed: int = 0) -> f
     device = torch.device("cuda")
     generator = torch.Generator(device).manual_seed(seed)
     short = BenchmarkShape(2, CHECK_LENGTH, shape.H, shape.HV, shape.K, shape.V)
-    values = inputs(op, short, generator)
+    values = op_inputs(op, short, generator)
     exact = {name: x.detach().double().requires_grad_() for name, x in values.items()}
     d_out = torch.randn(values["v"].shape, generator=generator, device=device)
-    wanted = _with_gradients(ours(op, "chunked"), exact, d_out.double())
+    wanted = _with_gradients(implementation(op, "chunked"), exact, d_out.double())
     actual = _with_gradients(implementation(op, impl), values, d_out.to(torch.bfloat16))
     return max(
         float((a.double() - w).norm() / w.norm()) for a, w in zip(actual, wanted, strict=True)
@@ -205,7 +113,7 @@ def floor_milliseconds(op: str, shape: BenchmarkShape, span: str) -> float:
     tokens = shape.B * shape.T
     queries_and_keys = 2 * 2 * shape.H * shape.K
     values = 2 * shape.HV * shape.V
-    gates = shape.HV * {"linear_attention": 0, "delta_rule": 2, "gated_delta_rule": 6}[op]
+    gates = BENCHMARK_OPS[op].gate_bytes(shape)
     moved = tokens * (queries_and_keys + 2 * values + gates)
     if span == "forward and backward":
         moved += tokens * (2 * queries_and_keys + 3 * values + 2 * gates)
@@ -216,7 +124,7 @@ def measure(op: str, shape: BenchmarkShape, impl: str) -> Iterator[BenchmarkRow]
     """One row for each pass, on the current CUDA device."""
     error = largest_error(op, shape, impl)
     generator = torch.Generator("cuda").manual_seed(1)
-    values = inputs(op, shape, generator)
+    values = op_inputs(op, shape, generator)
     d_out = torch.randn_like(values["v"].detach())
     call = implementation(op, impl)
 
@@ -291,3 +199,32 @@ def table(rows: Iterable[BenchmarkRow]) -> str:
             f" | {row.error:.1e} |"
         )
     return "\n".join(lines)
+
+
+def installed_implementations() -> tuple[str, ...]:
+    """Our Triton kernels, and flash-linear-attention where it is installed."""
+    return ("triton", "fla") if importlib.util.find_spec("fla") else ("triton",)
+
+
+def first_call_seconds(op: str, shape: BenchmarkShape, impl: str) -> tuple[float, float]:
+    """Seconds of the first forward and backward of a fresh process: nothing compiled, all compiled.
+
+    Raises:
+        RuntimeError: the process failed; the message is what it wrote last.
+    """
+    sizes = (shape.B, shape.T, shape.H, shape.HV, shape.K, shape.V)
+    command = [sys.executable, "-m", "kernels.first_call", op, impl, *map(str, sizes)]
+    with tempfile.TemporaryDirectory() as cache:
+        seconds = []
+        for _ in range(2):
+            run = subprocess.run(
+                command,
+                env={**os.environ, "TRITON_CACHE_DIR": cache},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if run.returncode:
+                raise RuntimeError(f"{' '.join(command)} failed: {run.stderr[-500:]}")
+            seconds.append(float(run.stdout.split()[-1]))
+    return seconds[0], seconds[1]
