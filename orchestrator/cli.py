@@ -29,7 +29,7 @@ override grammar: budget.tokens=1_000_000 optimizer=adamw,muon 'seeds=range(5)'.
 
 def main(arguments: list[str]) -> int:
     """Run one verb and return the process's exit code."""
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments)
     try:
         return int(options.run(options))
     except (ConfigError, LedgerError) as error:
@@ -42,6 +42,17 @@ def main(arguments: list[str]) -> int:
         # The reader of a pipe went away; what it wanted to read, it has read.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    """The options; overrides may also follow an option, where argparse itself takes none."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(options, "overrides") or any(text.startswith("-") for text in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        options.overrides += rest
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,10 +97,22 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("action", choices=("prepare", "verify", "info"))
     data.add_argument("overrides", nargs="+", metavar="conf=… | FOLDER")
     data.set_defaults(run=_data)
-    bench = verbs.add_parser("bench", help="measure kernels", parents=[common])
-    bench.add_argument("what", choices=("kernels", "train", "context", "decode"))
-    bench.set_defaults(run=_bench)
+    _add_bench(verbs.add_parser("bench", help="measure kernels and steps", parents=[common]))
     return parser
+
+
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    bench.add_argument("what", choices=("kernels", "train", "context", "decode"))
+    bench.add_argument(
+        "overrides", nargs="*", metavar="conf=… key=value", help="of train and context"
+    )
+    bench.add_argument("--op", action="append", default=[], help="an op of kernels or decode")
+    bench.add_argument("--impl", action="append", default=[], help="triton, chunked or fla")
+    bench.add_argument("--first-calls", action="store_true", help="kernels: time compilation too")
+    bench.add_argument(
+        "--length", action="append", type=int, default=[], help="context: a sequence length"
+    )
+    bench.set_defaults(run=_bench)
 
 
 def _root(options: argparse.Namespace) -> Path:
@@ -187,7 +210,26 @@ def _rebuild(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    raise ConfigError(f"bench {options.what} is not there yet")
+    from orchestrator import bench
+    from orchestrator.provenance import capture
+
+    provenance = capture(["python", "-m", "orchestrator", *sys.argv[1:]])
+    results = bench.BenchResults(options.what, _root(options), provenance, _console())
+    takes_conf = options.what in ("train", "context")
+    if takes_conf != bool(options.overrides):
+        needs = "conf=NAME" if takes_conf else "no conf: it measures ops, not cells"
+        raise ConfigError(f"bench {options.what} takes {needs}")
+    if options.what == "kernels":
+        bench.bench_kernels(results, options.op, options.impl, with_first_calls=options.first_calls)
+    elif options.what == "decode":
+        bench.bench_decode(results, options.op)
+    else:
+        plan = _make_plan(options, joins_ledger=False)
+        if options.what == "train":
+            bench.bench_train(results, plan)
+        else:
+            bench.bench_context(results, plan, options.length or bench.CONTEXT_LENGTHS)
+    return 0
 
 
 def _ui(options: argparse.Namespace) -> int:

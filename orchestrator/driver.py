@@ -1,25 +1,28 @@
-"""One call of `sweep`: prepare, reconcile, compact, report, show in MLflow."""
+"""One call of `sweep`: prepare, reconcile, compact, report, show in MLflow.
+
+Ray and MLflow are imported where they are needed: a sweep with nothing left to do needs neither,
+and their start overlaps the preparation of the data.
+"""
 
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from orchestrator.data.batches import evaluation_set
 from orchestrator.data.dataset import open_dataset
-from orchestrator.data.preparation import prepare
 from orchestrator.display import Watch
 from orchestrator.errors import ConfigError
-from orchestrator.identity import digest
 from orchestrator.ledger import DriverLock, Ledger, ReplicateState, read_rows
-from orchestrator.plan import Plan, unprepared
+from orchestrator.plan import Plan
 from orchestrator.provenance import Provenance
+from orchestrator.readiness import completeness, nothing_is_left, preparing, refuse_other_data
 from orchestrator.records import TrialRecord
 from orchestrator.store_uri import tracking_uri, without_secret
-from orchestrator.sweep import run_lanes
-from orchestrator.tracking import MlflowView
+
+if TYPE_CHECKING:
+    from orchestrator.tracking import MlflowView
 
 EXIT_DONE = 0
 EXIT_FAILED = 3
@@ -35,37 +38,30 @@ def reconcile(plan: Plan, provenance: Provenance, console: Console) -> int:
         ConfigError: something that is refused before any trial starts.
         LedgerError: another process runs this sweep.
     """
-    if _is_complete(plan):
+    if nothing_is_left(plan):
         console.print(
             f"nothing to do: all {len(plan.desired)} replicates of {plan.spec.name} have ended; "
             f"report: {plan.ledger.folder / 'report' / 'index.html'}"
         )
         return EXIT_DONE
     uri = tracking_uri(plan.spec.tracking.uri, plan.root)
-    plan = with_data(plan, console)
-    _refuse_other_data(plan)
-    view = MlflowView(uri, plan.root, plan.spec.name)
-    with DriverLock(plan.ledger.folder):
-        plan.ledger.write_spec(spec_json(plan, provenance))
-        view.open(_sweep_params(plan), provenance)
-        progress = _Progress(plan, view, provenance)
-        try:
-            with Watch(plan, console) as watch:
-                progress.watch = watch
-                _announce(plan, console)
-                plan = run_lanes(plan, provenance, progress.tick, progress.finish)
-        except KeyboardInterrupt:
-            _leave(plan.refreshed(), progress, view, "KILLED")
-            console.print("interrupted; the same command continues")
-            return EXIT_INTERRUPTED
-        except Exception:
-            _leave(plan.refreshed(), progress, view, "FAILED")
-            raise
-        progress.finish()
-        compact(plan)
-        metrics = report(plan.ledger, view, console)
-        view.close("FINISHED", metrics, _note(plan))
-        plan.ledger.write_spec({**spec_json(plan, provenance), "complete": _completeness(plan)})
+    with preparing(plan, console) as wait_for_data:
+        from orchestrator.sweep import local_ray
+
+        with DriverLock(plan.ledger.folder):
+            with local_ray(plan):
+                from orchestrator.tracking import MlflowView
+
+                view = MlflowView(uri, plan.root, plan.spec.name)
+                plan = wait_for_data()
+                refuse_other_data(plan)
+                progress = _Progress(plan, view, provenance)
+                try:
+                    plan = _run(plan, progress, console)
+                except KeyboardInterrupt:
+                    console.print("interrupted; the same command continues")
+                    return EXIT_INTERRUPTED
+            _conclude(plan, progress, console)
     failed = [name for name, state in plan.states.items() if state.status == "failed"]
     if failed:
         console.print(f"{len(failed)} of {len(plan.desired)} replicates failed:")
@@ -75,20 +71,42 @@ def reconcile(plan: Plan, provenance: Provenance, console: Console) -> int:
     return EXIT_DONE
 
 
-def _leave(plan: Plan, progress: "_Progress", view: MlflowView, status: str) -> None:
-    """Leave Parquet and MLflow as true as they can be when a sweep ends early."""
+def _run(plan: Plan, progress: "_Progress", console: Console) -> Plan:
+    """Both lanes, watched; where they end early, Parquet and MLflow say so."""
+    from orchestrator.sweep import run_lanes
+
+    provenance = progress.provenance
+    plan.ledger.write_spec(spec_json(plan, provenance))
+    progress.view.open(_sweep_params(plan), provenance)
+    try:
+        with Watch(plan, console) as watch:
+            progress.watch = watch
+            _announce(plan, console)
+            return run_lanes(plan, provenance, progress.tick, progress.finish)
+    except BaseException as error:
+        progress.finish()
+        compact(plan.refreshed())
+        status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        progress.view.close(status, {}, _note(plan.refreshed()))
+        raise
+
+
+def _conclude(plan: Plan, progress: "_Progress", console: Console) -> None:
+    """Parquet, report and MLflow of a sweep whose lanes have ended."""
     progress.finish()
     compact(plan)
-    view.close(status, {}, _note(plan))
+    metrics = report(plan.ledger, progress.view, console)
+    progress.view.close("FINISHED", metrics, _note(plan))
+    plan.ledger.write_spec({**spec_json(plan, progress.provenance), "complete": completeness(plan)})
 
 
 class _Progress:
     """Keeps MLflow and the display up with the journals; one caller at a time."""
 
-    def __init__(self, plan: Plan, view: MlflowView, provenance: Provenance) -> None:
+    def __init__(self, plan: Plan, view: "MlflowView", provenance: Provenance) -> None:
+        self.view = view
+        self.provenance = provenance
         self._plan = plan
-        self._view = view
-        self._provenance = provenance
         self._lock = threading.Lock()
         self._open = dict(plan.desired)
         self.watch: Watch | None = None
@@ -107,47 +125,10 @@ class _Progress:
             self._sync(self._plan.desired)
 
     def _sync(self, records: dict[str, TrialRecord]) -> dict[str, ReplicateState]:
-        states = self._view.sync(self._plan.ledger, records, self._provenance)
+        states = self.view.sync(self._plan.ledger, records, self.provenance)
         if self.watch is not None:
             self.watch.update(states)
         return states
-
-
-def with_data(plan: Plan, console: Console) -> Plan:
-    """The plan with its data prepared and checked.
-
-    Raises:
-        ConfigError: data that has to be prepared by its own command, that does not match its
-            manifest, or that is too short for a window.
-    """
-    folder = plan.data_folder
-    try:
-        if folder is None:
-            if not plan.data.is_embedded:
-                raise ConfigError(unprepared(plan.sweep, plan.data))
-            console.print(f"preparing the data set {plan.data.name}")
-            folder = prepare(plan.data, plan.root).folder
-        dataset = open_dataset(folder)
-        for seq_len, windows in {
-            (cell.config.seq_len, cell.config.eval.windows) for cell in plan.sweep.cells
-        }:
-            dataset.train.num_windows(seq_len)
-            evaluation_set(dataset, seq_len, windows)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    return replace(plan, data_folder=folder)
-
-
-def _refuse_other_data(plan: Plan) -> None:
-    """Refuse to train on other tokens than the replicates that the ledger has."""
-    assert plan.data_folder is not None
-    known = plan.ledger.spec().get("data_id") if plan.ledger.exists else None
-    now = open_dataset(plan.data_folder).data_id
-    if known and known != now and plan.ledger.replicate_ids():
-        raise ConfigError(
-            f"sweep {plan.spec.name} has replicates trained on data {known[:8]}, but this call "
-            f"would use {now[:8]}; restore that data, or use another name"
-        )
 
 
 def compact(plan: Plan) -> list[TrialRecord]:
@@ -163,7 +144,7 @@ def compact(plan: Plan) -> list[TrialRecord]:
     return records
 
 
-def report(ledger: Ledger, view: MlflowView | None, console: Console) -> dict[str, float]:
+def report(ledger: Ledger, view: "MlflowView | None", console: Console) -> dict[str, float]:
     """Write the report from Parquet, attach it to the sweep's run, and return its numbers."""
     from analysis.report import write_report
 
@@ -205,18 +186,6 @@ def _sweep_params(plan: Plan) -> dict[str, Any]:
     """Parameters of the parent run that never change while a sweep grows."""
     spec = plan.spec
     return {"purpose": spec.purpose, "match": spec.match, "device": plan.device} | spec.base
-
-
-def _is_complete(plan: Plan) -> bool:
-    """Whether the last call of this very sweep ended with nothing left to do."""
-    if plan.to_run or plan.to_time or not plan.ledger.exists:
-        return False
-    return plan.ledger.spec().get("complete") == _completeness(plan)
-
-
-def _completeness(plan: Plan) -> str:
-    """Digest of the desired set and of what the ledger says about it."""
-    return digest({name: [s.status, len(s.attempts)] for name, s in plan.states.items()})
 
 
 def _note(plan: Plan) -> str:
@@ -270,6 +239,8 @@ def rebuild(root: Path, sweep: str, provenance: Provenance, console: Console) ->
     Raises:
         LedgerError: there is no such sweep, or a process is running it.
     """
+    from orchestrator.tracking import MlflowView
+
     ledger = Ledger(root, sweep)
     spec = ledger.spec()
     with DriverLock(ledger.folder):
@@ -306,6 +277,8 @@ def report_again(root: Path, sweep: str, console: Console) -> int:
     Raises:
         LedgerError: there is no such sweep.
     """
+    from orchestrator.tracking import MlflowView
+
     ledger = Ledger(root, sweep)
     spec = ledger.spec()
     view = MlflowView(tracking_uri(spec["tracking"]["uri"], root), root, sweep)

@@ -4,8 +4,8 @@ from typing import Any
 
 from rich.console import Console
 
-from orchestrator.driver import with_data
 from orchestrator.plan import Plan
+from orchestrator.readiness import with_data
 from orchestrator.trial import Runtime, run_trial
 
 RESULTS = (

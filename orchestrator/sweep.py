@@ -2,7 +2,8 @@
 
 The only file that imports Ray. Tune executes a list that our plan made: it gets plain dicts, a
 fresh experiment for every round, no retries of its own and no restore, because the journals are
-the record of what has run.
+the record of what has run. The driver never imports torch: only workers import
+`orchestrator.worker`.
 """
 
 import logging
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -34,10 +35,13 @@ from ray import tune
 
 from orchestrator.failures import grants_retry
 from orchestrator.hardware import this_machine
+from orchestrator.job import Job, WorkerRetiredError
 from orchestrator.ledger import Journal, ReplicateState, last_event, orphans
 from orchestrator.plan import Plan
 from orchestrator.provenance import CHECKOUT, Provenance, trial_stamp
-from orchestrator.worker import Baseline, Job, WorkerRetiredError, baseline, drift, run_job
+
+if TYPE_CHECKING:
+    from orchestrator.worker import Baseline
 
 OBJECT_STORE_BYTES = 100 * 2**20
 """Jobs are small and data is memory-mapped, so Ray's shared memory stays small."""
@@ -53,6 +57,9 @@ class TrialWorker(tune.Trainable):
 
     def setup(self, config: dict[str, Any]) -> None:
         """Remember the first job."""
+        from orchestrator.worker import baseline, drift, run_job
+
+        self._run, self._measure, self._drift = run_job, baseline, drift
         self._job = Job(**config["job"])
         self._position = 0
         self._baseline: Baseline | None = None
@@ -64,11 +71,11 @@ class TrialWorker(tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         """Run the job to its end."""
-        status = run_job(self._job, self._position)
+        status = self._run(self._job, self._position)
         self._position += 1
         if self._baseline is None:
-            self._baseline = baseline()
-        grown = drift(self._baseline)
+            self._baseline = self._measure()
+        grown = self._drift(self._baseline)
         if grown:
             raise WorkerRetiredError(grown)
         return {"done": True, "status": status}
@@ -76,6 +83,8 @@ class TrialWorker(tune.Trainable):
 
 def run_lanes(plan: Plan, provenance: Provenance, on_tick: OnTick, lane_ends: OnTick) -> Plan:
     """Run what the plan lacks, both lanes, with retries; returns the plan as it then stands.
+
+    Call it inside `local_ray`.
 
     Args:
         plan: what is desired; its data must be prepared.
@@ -89,11 +98,10 @@ def run_lanes(plan: Plan, provenance: Provenance, on_tick: OnTick, lane_ends: On
     """
     reap_orphans(plan)
     plan = plan.refreshed()
-    with _ray(plan):
-        plan = _loss_lane(plan, provenance, on_tick)
-        lane_ends()
-        plan = _speed_lane(plan, provenance)
-        lane_ends()
+    plan = _loss_lane(plan, provenance, on_tick)
+    lane_ends()
+    plan = _speed_lane(plan, provenance)
+    lane_ends()
     return plan
 
 
@@ -226,7 +234,7 @@ def _ticking(on_tick: OnTick | None) -> Iterator[None]:
 
 
 @contextmanager
-def _ray(plan: Plan) -> Iterator[None]:
+def local_ray(plan: Plan) -> Iterator[None]:
     """A local Ray for a `with` block; SIGTERM to the driver interrupts it as Ctrl-C does."""
     if not (plan.to_run or plan.to_time):
         yield
@@ -235,7 +243,7 @@ def _ray(plan: Plan) -> Iterator[None]:
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             num_cpus=this_machine().cpus,
@@ -246,6 +254,7 @@ def _ray(plan: Plan) -> Iterator[None]:
             object_store_memory=OBJECT_STORE_BYTES,
             runtime_env={"env_vars": _worker_environment(plan)},
         )
+        signal.signal(signal.SIGTERM, interrupt)  # Ray has set one of its own, which aborts
         yield
     finally:
         ray.shutdown()

@@ -127,6 +127,15 @@ class MlflowView:
                 self._parent_id, str(path), None if inside == Path() else str(inside)
             )
 
+    def record_file(self, path: Path, provenance: Provenance) -> None:
+        """Make a finished run that holds one file, named as the file is."""
+        tags = {"kind": "benchmark", **_source_tags(provenance)}
+        run = self._client.create_run(
+            self._experiment, tags=tags, run_name=path.stem, start_time=_milliseconds()
+        )
+        self._client.log_artifact(run.info.run_id, str(path))
+        self._client.set_terminated(run.info.run_id)
+
     def forget(self) -> int:
         """Delete the sweep's runs from the view, to be made again; returns how many there were."""
         found = list(self._search("tags.kind = 'replicate'")) + list(

@@ -8,19 +8,20 @@ import contextlib
 import gc
 import shutil
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import psutil
 import torch
 
 from orchestrator.config import trial_from_dict
 from orchestrator.failures import TrialTerminatedError, classify
+from orchestrator.job import Job, WorkerRetiredError
 from orchestrator.ledger import Journal, process_facts
 from orchestrator.trial import Runtime, measure_speed, run_trial
 
@@ -31,45 +32,6 @@ DEVICE_MEMORY_DRIFT_BYTES = 64 * 2**20
 """Device memory still allocated after clean-up that retires a worker."""
 THREAD_DRIFT = 16
 """Additional threads that retire a worker; libraries start pools on first use."""
-
-
-class WorkerRetiredError(RuntimeError):
-    """The job ended and is journalled, but this process must not run another one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One lane's work on one replicate; plain values, so that it travels to any process.
-
-    Attributes:
-        lane: `loss` or `speed`.
-        replicate_id: the replicate.
-        seed: its seed.
-        config: the resolved trial, as `orchestrator.config.trial_to_dict` gives it.
-        journal: path of the attempt's journal, which does not exist yet.
-        folder: the replicate's folder.
-        data_folder: the prepared data set.
-        device: `cpu` or `cuda`.
-        precision: `fp32` or `bf16`.
-        threads: torch threads.
-        steps: timed steps of the speed lane.
-        warmup_steps: untimed steps before them.
-        stamp: what the journal repeats of the sweep's provenance.
-    """
-
-    lane: str
-    replicate_id: str
-    seed: int
-    config: dict[str, Any]
-    journal: str
-    folder: str
-    data_folder: str
-    device: str
-    precision: str
-    threads: int
-    steps: int
-    warmup_steps: int
-    stamp: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +154,8 @@ def _release() -> None:
     gc.collect()
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
-    torch.compiler.reset()
+    if "torch._dynamo" in sys.modules:  # importing it to reset nothing takes seconds
+        torch.compiler.reset()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()

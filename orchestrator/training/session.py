@@ -33,6 +33,9 @@ from orchestrator.training.schedule import quartiles
 
 DECAY_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
+EVALUATION_PASSES = 4
+"""Training passes whose windows an evaluation reads at once: it keeps nothing for a backward."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
@@ -66,7 +69,7 @@ class Session:
             self.model,
             self.dataset,
             self.windows,
-            windows_per_batch=windows_per_pass(self.config, self.ranks),
+            windows_per_batch=EVALUATION_PASSES * windows_per_pass(self.config, self.ranks),
             runtime=self.runtime,
             ranks=self.ranks,
         )

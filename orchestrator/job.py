@@ -1,0 +1,43 @@
+"""What a driver asks of a worker process; plain values, importable without torch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+class WorkerRetiredError(RuntimeError):
+    """The job ended and is journalled, but this process must not run another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One lane's work on one replicate; plain values, so that it travels to any process.
+
+    Attributes:
+        lane: `loss` or `speed`.
+        replicate_id: the replicate.
+        seed: its seed.
+        config: the resolved trial, as `orchestrator.config.trial_to_dict` gives it.
+        journal: path of the attempt's journal, which does not exist yet.
+        folder: the replicate's folder.
+        data_folder: the prepared data set.
+        device: `cpu` or `cuda`.
+        precision: `fp32` or `bf16`.
+        threads: torch threads.
+        steps: timed steps of the speed lane.
+        warmup_steps: untimed steps before them.
+        stamp: what the journal repeats of the sweep's provenance.
+    """
+
+    lane: str
+    replicate_id: str
+    seed: int
+    config: dict[str, Any]
+    journal: str
+    folder: str
+    data_folder: str
+    device: str
+    precision: str
+    threads: int
+    steps: int
+    warmup_steps: int
+    stamp: dict[str, Any]
