@@ -8,7 +8,10 @@ i ≤ N − 1 − D       peak                                                  
 else                min + (peak − min) · (1 − √((i − (N − 1 − D)) / D))     minus-sqrt decay
 ```
 
-so the first update of a run with warm-up has rate 0, and the last has exactly `min`. Shape and name
+so the first update of a run with warm-up has rate 0, and the last has exactly `min`. With W + D > N
+the rate would drop at once from the peak into the middle of the decay. `wsd` refuses that; the kind
+`collapsed` is that and nothing else, for repeating published runs whose decay was given three times
+their own length: i ≤ W warms up, all later updates decay by the formula above. Shape and name
 of the decay are those of warmup-stable-decay in Hägele et al., arXiv 2405.18392 ("1-sqrt"), as
 Megatron-LM implements it; there the count is of samples consumed, so its last update stops one
 step's worth short of `min`. Counting updates instead makes both ends exact.
@@ -17,7 +20,7 @@ step's worth short of `min`. Counting updates instead makes both ends exact.
 import math
 from dataclasses import dataclass
 
-KINDS = ("wsd", "cosine", "constant")
+KINDS = ("wsd", "cosine", "constant", "collapsed")
 QUARTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of a run at which `quartiles` reads the schedule."""
 
@@ -28,9 +31,10 @@ class ScheduleConfig:
 
     Attributes:
         kind: `wsd` (warm-up, stable, minus-sqrt decay), `cosine` (from the end of the warm-up to
-            the last step) or `constant`.
+            the last step), `constant`, or `collapsed`, a decay that begins before the warm-up ends.
         warmup_fraction: linear warm-up from 0; the first update has rate 0.
-        decay_fraction: of `wsd`, the final decay; other kinds don't read it.
+        decay_fraction: of `wsd`, the final decay; of `collapsed`, the same, more than the warm-up
+            leaves of the run and possibly more than 1; other kinds don't read it.
         min_ratio: final rate as a share of the peak; `constant` doesn't read it.
     """
 
@@ -44,15 +48,25 @@ class ScheduleConfig:
             raise ValueError(f"schedule.kind={self.kind!r} must be one of {', '.join(KINDS)}")
         for name in ("warmup_fraction", "decay_fraction", "min_ratio"):
             value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ValueError(f"schedule.{name}={value} must lie in [0, 1]")
-        # A decay that starts before the warm-up has ended drops the rate in one step, unnoticed.
-        if self.kind == "wsd" and self.warmup_fraction + self.decay_fraction > 1:
-            raise ValueError(
-                f"schedule.warmup_fraction={self.warmup_fraction} and "
-                f"schedule.decay_fraction={self.decay_fraction} together exceed the run: their sum "
-                "must be at most 1"
-            )
+            most = math.inf if self.kind == "collapsed" and name == "decay_fraction" else 1
+            if not 0 <= value <= most or math.isinf(value):
+                raise ValueError(f"schedule.{name}={value} must lie in [0, {most}]")
+        _check_room_for_decay(self)
+
+
+def _check_room_for_decay(config: ScheduleConfig) -> None:
+    fractions = (
+        f"schedule.warmup_fraction={config.warmup_fraction} and "
+        f"schedule.decay_fraction={config.decay_fraction}"
+    )
+    exceeds = config.warmup_fraction + config.decay_fraction > 1
+    # A decay that starts before the warm-up has ended drops the rate in one step, unnoticed.
+    if config.kind == "wsd" and exceeds:
+        raise ValueError(f"{fractions} together exceed the run: their sum must be at most 1")
+    if config.kind == "collapsed" and not exceeds:
+        raise ValueError(
+            f"{fractions} fit into the run, so that nothing collapses: schedule.kind must be 'wsd'"
+        )
 
 
 def warmup_steps(config: ScheduleConfig, num_steps: int) -> int:
@@ -63,13 +77,17 @@ def warmup_steps(config: ScheduleConfig, num_steps: int) -> int:
 
 
 def decay_steps(config: ScheduleConfig, num_steps: int) -> int:
-    """Updates of the final decay: all after the warm-up for `cosine`, none for `constant`."""
+    """Updates of the final decay: all after the warm-up for `cosine`, none for `constant`.
+
+    Of `collapsed`, those that the decay was meant to have, which are more than it gets.
+    """
     after_warmup = num_steps - warmup_steps(config, num_steps)
     if config.kind == "constant" or (config.kind == "wsd" and not config.decay_fraction):
         return 0
     if config.kind == "cosine":
         return max(1, after_warmup - 1)
-    return min(max(1, round(config.decay_fraction * num_steps)), after_warmup)
+    asked = max(1, round(config.decay_fraction * num_steps))
+    return asked if config.kind == "collapsed" else min(asked, after_warmup)
 
 
 def warmup_ratio(config: ScheduleConfig, step: int, num_steps: int) -> float:
@@ -101,6 +119,8 @@ def lr_ratio(config: ScheduleConfig, step: int, num_steps: int) -> float:
     """
     ratio = warmup_ratio(config, step, num_steps)
     decay = decay_steps(config, num_steps)
+    if config.kind == "collapsed" and step <= warmup_steps(config, num_steps):
+        return ratio
     progress = (step - (num_steps - 1 - decay)) / decay if decay else 0.0
     if progress <= 0:
         return ratio

@@ -10,7 +10,6 @@ from orchestrator.training.schedule import (
     ScheduleConfig,
     decay_steps,
     lr_ratio,
-    minus_sqrt,
     quartiles,
     warmup_ratio,
     warmup_steps,
@@ -51,17 +50,31 @@ def test_a_constant_group_shares_the_warm_up_and_nothing_else(step, matrix, adam
     assert warmup_ratio(config, step, 100) == adam
 
 
+COLLAPSED = {"kind": "collapsed", "warmup_fraction": 200 / 1907, "decay_fraction": 3.0}
+"""A published run of 244,140 samples, 128 a step, whose decay was 732,422 samples long."""
+
+
+@pytest.mark.parametrize("peak", [3e-4, 3.6e-4], ids=["adamw", "muon"])
 @pytest.mark.parametrize(
     ("step", "rate"),
-    [(201, 7.38e-5), (500, 6.55e-5), (1000, 5.23e-5), (1907, 3.00e-5)],
+    [(100, 1.5e-4), (200, 3.00e-4), (201, 7.38e-5), (500, 6.55e-5), (1000, 5.23e-5)],
 )
-def test_the_decay_reproduces_published_rates(step, rate):
-    """A published run of 244,140 samples, 128 a step, whose decay was 732,422 samples long.
+def test_the_collapsed_schedule_has_the_published_rates(step, rate, peak):
+    got = peak * lr_ratio(ScheduleConfig(**COLLAPSED), step, 1907)
+    assert got == pytest.approx(rate * peak / 3e-4, rel=1e-3)
+    if (step, peak) == (201, 3.6e-4):
+        assert got == pytest.approx(8.86e-5, rel=1e-3)
 
-    Such a decay starts before the run does and is refused here, so the shape alone is compared.
-    """
-    progress = (128 * step - (244_140 - 732_422)) / 732_422
-    assert 3e-5 + 2.7e-4 * minus_sqrt(progress) == pytest.approx(rate, rel=1e-3)
+
+def test_the_collapsed_schedule_ends_at_its_minimum():
+    assert lr_ratio(ScheduleConfig(**COLLAPSED), 1906, 1907) == pytest.approx(0.1)
+
+
+def test_the_collapsed_schedule_is_had_by_its_name_only():
+    with pytest.raises(ValueError, match=r"decay_fraction=3.0 must lie in \[0, 1\]"):
+        ScheduleConfig(**(COLLAPSED | {"kind": "wsd"}))
+    with pytest.raises(ValueError, match="nothing collapses: schedule.kind must be 'wsd'"):
+        ScheduleConfig(kind="collapsed", warmup_fraction=0.1, decay_fraction=0.2)
 
 
 def test_a_long_run_has_the_published_phases():
@@ -85,7 +98,7 @@ def test_shares_outside_zero_and_one_are_refused(name, value):
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="'linear' must be one of wsd, cosine, constant"):
+    with pytest.raises(ValueError, match="'linear' must be one of wsd, cosine, constant, collapsed"):
         ScheduleConfig(kind="linear")
 
 
