@@ -331,13 +331,24 @@ def _connect(uri: str) -> MlflowClient:
 def serve_ui(root: Path, port: int) -> int:
     """Run the MLflow UI on the root's embedded store, on this machine only, until interrupted.
 
+    Prints where each sweep is seen: MLflow's own front page opens in its view for agents, in which
+    runs are hard to find.
+
     Raises:
         ConfigError: there is no store yet.
     """
     if not (root / "mlflow.db").is_file():
         raise ConfigError(f"{root} has no MLflow store yet; run a sweep first")
     command = [sys.executable, "-m", "mlflow", "ui"]
-    store = ["--backend-store-uri", tracking_uri(None, root)]
+    uri = tracking_uri(None, root)
+    for experiment in MlflowClient(uri).search_experiments(order_by=["name ASC"]):
+        if experiment.name != "Default":
+            sys.stdout.write(
+                f"{experiment.name}: http://127.0.0.1:{port}/#/experiments/"
+                f"{experiment.experiment_id}/runs?workflowType=machine_learning\n"
+            )
+    sys.stdout.flush()
+    store = ["--backend-store-uri", uri]
     address = ["--host", "127.0.0.1", "--port", str(port)]
     return subprocess.run([*command, *store, *address], check=False).returncode
 
