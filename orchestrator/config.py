@@ -4,6 +4,7 @@
 values travel, to worker processes as a plain dict that survives JSON.
 """
 
+import math
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
@@ -16,7 +17,9 @@ from orchestrator.training.schedule import ScheduleConfig
 
 MATCH_RULES = ("params", "depth", "paper")
 PURPOSES = ("compare", "search", "measure")
+SAMPLERS = ("tpe", "gp", "qmc")
 PRECISIONS = ("auto", "fp32", "bf16")
+OTHER_CODE = ("reuse", "warn", "refuse")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -224,10 +227,12 @@ class LossLane:
     Attributes:
         gpus: share of a GPU; ignored without one.
         cpus: cores of one trial, also its number of torch threads.
+        max_minutes: how long one attempt may take, in either lane; null for no limit.
     """
 
     gpus: float = 1.0
     cpus: int = 1
+    max_minutes: float | None = None
 
     def __post_init__(self) -> None:
         if self.gpus < 0:
@@ -236,6 +241,8 @@ class LossLane:
             raise ValueError(f"lanes.loss.gpus={self.gpus} must be a whole number above 1")
         if self.cpus < 1:
             raise ValueError(f"lanes.loss.cpus={self.cpus} must be at least 1")
+        if self.max_minutes is not None and not self.max_minutes > 0:
+            raise ValueError(f"lanes.loss.max_minutes={self.max_minutes} must be positive")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -265,6 +272,121 @@ class Lanes:
 
     loss: LossLane = field(default_factory=LossLane)
     speed: SpeedLane = field(default_factory=SpeedLane)
+
+
+@dataclass(kw_only=True, slots=True)
+class AshaConfig:
+    """Early stopping of a search: asynchronous successive halving on seed means.
+
+    Rungs are `min_tokens`, `min_tokens * reduction`, … below the budget, and the budget.
+
+    Attributes:
+        min_tokens: training tokens of the first rung.
+        reduction: of this many points that reach a rung, one goes on to the next.
+    """
+
+    min_tokens: int
+    reduction: int = 3
+
+    def __post_init__(self) -> None:
+        if self.min_tokens < 1:
+            raise ValueError(f"search.asha.min_tokens={self.min_tokens} must be at least 1")
+        if self.reduction < 2:
+            raise ValueError(f"search.asha.reduction={self.reduction} must be at least 2")
+
+
+@dataclass(kw_only=True, slots=True)
+class SearchConfig:
+    """`purpose: search`: points that a sampler asks for, instead of a grid.
+
+    Attributes:
+        sampler: `tpe` (tree-structured Parzen estimator), `gp` (Gaussian process) or `qmc`
+            (scrambled Sobol points, which learn nothing).
+        trials: points to ask for, each trained with every seed.
+        batch: points asked for at once; the sampler sees results only between batches.
+        seed: of the sampler; no part of any trial.
+        startup_trials: points drawn at random before `tpe` and `gp` use their models.
+        objectives: `loss` alone, or `loss` and `speed` for a front.
+        space: dotted path to its choices, its range, or conditional ones; see
+            `orchestrator.space`.
+        asha: early stopping; null trains every point to the end.
+    """
+
+    sampler: str = "tpe"
+    trials: int = 20
+    batch: int = 4
+    seed: int = 0
+    startup_trials: int = 8
+    objectives: list[str] = field(default_factory=lambda: ["loss"])
+    space: dict[str, Any] = field(default_factory=dict)
+    asha: AshaConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise ValueError(
+                f"search.sampler={self.sampler!r} must be one of {', '.join(SAMPLERS)}"
+            )
+        for name, least in (("trials", 1), ("batch", 1), ("seed", 0), ("startup_trials", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"search.{name}={getattr(self, name)} must be at least {least}")
+        if self.objectives not in (["loss"], ["loss", "speed"]):
+            raise ValueError(
+                f"search.objectives={self.objectives} must be [loss] or [loss, speed]"
+            )
+        if self.asha is not None and self.sampler == "gp":
+            raise ValueError(
+                "search.asha stops points early, but sampler: gp learns from finished ones only; "
+                "use sampler: tpe or qmc, or remove asha"
+            )
+        if self.asha is not None and "speed" in self.objectives:
+            raise ValueError(
+                "search.asha halves by loss alone and could stop the fastest points; remove asha, "
+                "or say objectives: [loss]"
+            )
+
+
+@dataclass(kw_only=True, slots=True)
+class ComparisonConfig:
+    """Two cells whose losses are compared, pair by pair of equal seeds.
+
+    Attributes:
+        first: conditions, path to value, that exactly one cell meets.
+        second: the same for the other cell.
+    """
+
+    first: dict[str, Any]
+    second: dict[str, Any]
+
+
+@dataclass(kw_only=True, slots=True)
+class AdaptiveConfig:
+    """Seeds that are added where a named comparison is undecided.
+
+    Attributes:
+        effect: nats per token; a difference below it does not matter.
+        comparisons: what has to be decided.
+        max_seeds: most seeds of a cell, those of `seeds` included: the budget.
+        batch: seeds added between two looks.
+        alpha: chance that any of the intervals, at any look, misses its true difference.
+    """
+
+    effect: float
+    comparisons: list[ComparisonConfig]
+    max_seeds: int = 16
+    batch: int = 1
+    alpha: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.effect < math.inf:
+            raise ValueError(f"adaptive.effect={self.effect} must be a positive number of nats")
+        if not self.comparisons:
+            raise ValueError("adaptive.comparisons is empty; name at least one comparison")
+        if self.max_seeds < 2:
+            raise ValueError(f"adaptive.max_seeds={self.max_seeds} must be at least 2")
+        if self.batch < 1:
+            raise ValueError(f"adaptive.batch={self.batch} must be at least 1")
+        if not 0 < self.alpha < 1:
+            raise ValueError(f"adaptive.alpha={self.alpha} must lie between 0 and 1")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -306,10 +428,12 @@ class TrackingConfig:
 class RetriesConfig:
     """Attempts after the first that one call grants a replicate, by how the last one failed.
 
-    `diverged` is a result and is never tried again.
+    `diverged` is a result and is never tried again. Being preempted or losing the machine uses up
+    no other class's attempts.
 
     Attributes:
-        oom_gpu: device memory ran out.
+        oom_gpu: device memory ran out; each further attempt reads at most half as many windows
+            in one forward pass, and as many in a step.
         oom_host: host memory ran out, or the process was killed from outside.
         preempted: the process was asked to end.
         node: the machine was lost.
@@ -318,7 +442,7 @@ class RetriesConfig:
         data: the token files could not be read.
     """
 
-    oom_gpu: int = 1
+    oom_gpu: int = 3
     oom_host: int = 1
     preempted: int = 5
     node: int = 5
@@ -344,11 +468,17 @@ class SweepSpec:
         base: dotted path to value, for every cell.
         axes: dotted path to its values, or to conditional values (`when`, `values`).
         exclude: cells that match all entries of one of these are left out.
+        search: how a search asks for its points; null for a grid.
         seeds: seeds of every cell.
+        adaptive: seeds added where a comparison is undecided; null for `seeds` alone.
         device: `auto`, `cpu` or `cuda`.
         precision: `auto` (bf16 on CUDA, fp32 on CPU), `fp32` or `bf16`.
         reuse_workers: false gives every trial a process of its own.
         retries: further attempts by failure class.
+        max_equal_failures: replicates that fail by a bug with one and the same traceback until the
+            sweep stops; null to go on whatever happens.
+        other_code: what to do about results that the ledger has from other code or other versions
+            of what they depend on: `reuse` them, `warn`, or `refuse` to go on.
     """
 
     name: str = "???"
@@ -358,11 +488,15 @@ class SweepSpec:
     base: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)
     exclude: list[dict[str, Any]] = field(default_factory=list)
+    search: SearchConfig | None = None
     seeds: list[int] = field(default_factory=lambda: [0])
+    adaptive: AdaptiveConfig | None = None
     device: str = "auto"
     precision: str = "auto"
     reuse_workers: bool = True
     retries: RetriesConfig = field(default_factory=RetriesConfig)
+    max_equal_failures: int | None = 3
+    other_code: str = "warn"
     lanes: Lanes = field(default_factory=Lanes)
     price: PriceConfig = field(default_factory=PriceConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
@@ -377,6 +511,33 @@ class SweepSpec:
             raise ValueError(f"device={self.device!r} must be one of auto, cpu, cuda")
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision={self.precision!r} must be one of {', '.join(PRECISIONS)}")
+        if self.max_equal_failures is not None and self.max_equal_failures < 1:
+            raise ValueError(f"max_equal_failures={self.max_equal_failures} must be at least 1")
+        if self.other_code not in OTHER_CODE:
+            choices = ", ".join(OTHER_CODE)
+            raise ValueError(f"other_code={self.other_code!r} must be one of {choices}")
+        self._check_purpose()
+
+    def _check_purpose(self) -> None:
+        """A comparison has neither a sampler nor early stopping; a search is not a grid."""
+        if self.purpose == "search":
+            if self.search is None or not self.search.space:
+                raise ValueError("purpose: search needs search.space: paths and what to try")
+            if self.adaptive is not None:
+                raise ValueError(
+                    "adaptive compares fixed cells, which a search has not; use purpose: compare"
+                )
+            if "speed" in self.search.objectives and not self.lanes.speed.enabled:
+                raise ValueError(
+                    "search.objectives asks for speed, but lanes.speed.enabled is false"
+                )
+        elif self.search is not None:
+            raise ValueError(
+                f"purpose: {self.purpose} trains every cell of a grid to its end, without a "
+                "sampler or early stopping; remove search, or say purpose: search"
+            )
+        elif self.adaptive is not None and self.purpose != "compare":
+            raise ValueError(f"adaptive needs purpose: compare, not {self.purpose}")
 
 
 SPEC_KEYS = tuple(f.name for f in fields(SweepSpec))

@@ -5,6 +5,7 @@ and their start overlaps the preparation of the data.
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,17 @@ from rich.console import Console
 from orchestrator.data.dataset import open_dataset
 from orchestrator.display import Watch
 from orchestrator.errors import ConfigError
+from orchestrator.failures import alike
 from orchestrator.ledger import DriverLock, Ledger, ReplicateState, read_rows
 from orchestrator.plan import Plan
 from orchestrator.provenance import Provenance
-from orchestrator.readiness import completeness, nothing_is_left, preparing, refuse_other_data
+from orchestrator.readiness import (
+    completeness,
+    interruptible,
+    nothing_is_left,
+    preparing,
+    refuse_other_data,
+)
 from orchestrator.records import TrialRecord
 from orchestrator.store_uri import tracking_uri, without_secret
 
@@ -29,6 +37,10 @@ EXIT_FAILED = 3
 EXIT_INTERRUPTED = 130
 
 SPEC_FORMAT = 1
+
+
+class SweepStoppedError(RuntimeError):
+    """Trials fail in a way that the ones still to come would share; the message shows it."""
 
 
 def reconcile(plan: Plan, provenance: Provenance, console: Console) -> int:
@@ -45,59 +57,86 @@ def reconcile(plan: Plan, provenance: Provenance, console: Console) -> int:
         )
         return EXIT_DONE
     uri = tracking_uri(plan.spec.tracking.uri, plan.root)
-    with preparing(plan, console) as wait_for_data:
-        from orchestrator.sweep import local_ray
+    with interruptible(), preparing(plan, console) as wait_for_data, DriverLock(plan.ledger.folder):
+        call = _Call(plan, provenance, console)
+        try:
+            call.run(uri, wait_for_data)
+            call.conclude()
+        except SweepStoppedError as error:
+            call.wind_up("FAILED")
+            console.print(f"stopped: {error}", markup=False)
+            return EXIT_FAILED
+        except (KeyboardInterrupt, SystemExit):  # Ray exits on a signal while it starts
+            call.wind_up("KILLED")
+            console.print("interrupted; the same command continues")
+            return EXIT_INTERRUPTED
+        except BaseException:
+            call.wind_up("FAILED")
+            raise
+    return _say_failures(call.plan, console)
 
-        with DriverLock(plan.ledger.folder):
-            with local_ray(plan):
-                from orchestrator.tracking import MlflowView
 
-                view = MlflowView(uri, plan.root, plan.spec.name)
-                plan = wait_for_data()
-                refuse_other_data(plan)
-                progress = _Progress(plan, view, provenance)
-                try:
-                    plan = _run(plan, progress, console)
-                except KeyboardInterrupt:
-                    console.print("interrupted; the same command continues")
-                    return EXIT_INTERRUPTED
-            _conclude(plan, progress, console)
+def _say_failures(plan: Plan, console: Console) -> int:
     failed = [name for name, state in plan.states.items() if state.status == "failed"]
-    if failed:
-        console.print(f"{len(failed)} of {len(plan.desired)} replicates failed:")
-        for name in failed[:5]:
-            console.print(f"  {name}: {plan.states[name].end.get('error', '')}", markup=False)
-        return EXIT_FAILED
-    return EXIT_DONE
+    if not failed:
+        return EXIT_DONE
+    console.print(f"{len(failed)} of {len(plan.desired)} replicates failed:")
+    for name in failed[:5]:
+        console.print(f"  {name}: {plan.states[name].end.get('error', '')}", markup=False)
+    return EXIT_FAILED
 
 
-def _run(plan: Plan, progress: "_Progress", console: Console) -> Plan:
-    """Both lanes, watched; where they end early, Parquet and MLflow say so."""
-    from orchestrator.sweep import run_lanes
+class _Call:
+    """One call's way from the plan to the report, wherever it ends.
 
-    provenance = progress.provenance
-    plan.ledger.write_spec(spec_json(plan, provenance))
-    progress.view.open(_sweep_params(plan), provenance)
-    try:
-        with Watch(plan, console) as watch:
-            progress.watch = watch
-            _announce(plan, console)
-            return run_lanes(plan, provenance, progress.tick, progress.finish)
-    except BaseException as error:
+    Attributes:
+        plan: as it stands.
+    """
+
+    def __init__(self, plan: Plan, provenance: Provenance, console: Console) -> None:
+        self.plan = plan
+        self._provenance = provenance
+        self._console = console
+        self._progress: _Progress | None = None
+
+    def run(self, uri: str, wait_for_data: Callable[[], Plan]) -> None:
+        """Both lanes, watched; behind it no worker process is left."""
+        from orchestrator.sweep import local_ray, run_lanes
+
+        with local_ray(self.plan):
+            from orchestrator.tracking import MlflowView
+
+            view = MlflowView(uri, self.plan.root, self.plan.spec.name)
+            self.plan = plan = wait_for_data()
+            refuse_other_data(plan)
+            plan.ledger.write_spec(spec_json(plan, self._provenance))
+            progress = _Progress(plan, view, self._provenance)
+            view.open(_sweep_params(plan), self._provenance)
+            self._progress = progress
+            with Watch(plan, self._console) as watch:
+                progress.watch = watch
+                _announce(plan, self._console)
+                self.plan = run_lanes(plan, self._provenance, progress.tick, progress.finish)
+
+    def conclude(self) -> None:
+        """Parquet, report and MLflow of a sweep whose lanes have ended."""
+        assert self._progress is not None, "run comes first"
+        plan, progress = self.plan, self._progress
         progress.finish()
-        compact(plan.refreshed())
-        status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
-        progress.view.close(status, {}, _note(plan.refreshed()))
-        raise
+        compact(plan)
+        metrics = report(plan.ledger, progress.view, self._console)
+        progress.view.close("FINISHED", metrics, _note(plan))
+        spec = spec_json(plan, self._provenance)
+        plan.ledger.write_spec({**spec, "complete": completeness(plan)})
 
-
-def _conclude(plan: Plan, progress: "_Progress", console: Console) -> None:
-    """Parquet, report and MLflow of a sweep whose lanes have ended."""
-    progress.finish()
-    compact(plan)
-    metrics = report(plan.ledger, progress.view, console)
-    progress.view.close("FINISHED", metrics, _note(plan))
-    plan.ledger.write_spec({**spec_json(plan, progress.provenance), "complete": completeness(plan)})
+    def wind_up(self, status: str) -> None:
+        """Parquet and MLflow of a sweep whose lanes ended early; its workers are gone by now."""
+        if self._progress is None:
+            return
+        self.plan = self.plan.refreshed()
+        self._progress.finish()
+        compact(self.plan)
+        self._progress.view.close(status, {}, _note(self.plan))
 
 
 class _Progress:
@@ -105,16 +144,25 @@ class _Progress:
 
     def __init__(self, plan: Plan, view: "MlflowView", provenance: Provenance) -> None:
         self.view = view
-        self.provenance = provenance
+        self.watch: Watch | None = None
         self._plan = plan
+        self._provenance = provenance
         self._lock = threading.Lock()
         self._open = dict(plan.desired)
-        self.watch: Watch | None = None
+        self._failed_before = {n for n, s in plan.states.items() if s.status == "failed"}
 
     def tick(self) -> None:
-        """Bring open replicates up to date; those with a result are closed."""
+        """Bring open replicates up to date; those with a result are closed.
+
+        Raises:
+            SweepStoppedError: too many replicates have failed by one and the same bug.
+        """
         with self._lock:
-            states = self._sync(self._open)
+            states = self._plan.ledger.states(self._open)
+            if self.watch is not None:
+                self.watch.update(states)
+            self._stop_if_alike(states)
+            self.view.sync(self._plan.ledger, self._open, states, self._provenance)
             for name, state in states.items():
                 if state.is_result:
                     self._open.pop(name)
@@ -122,13 +170,22 @@ class _Progress:
     def finish(self) -> None:
         """Bring every desired replicate up to date."""
         with self._lock:
-            self._sync(self._plan.desired)
+            states = self._plan.ledger.states(self._plan.desired)
+            if self.watch is not None:
+                self.watch.update(states)
+            self.view.sync(self._plan.ledger, self._plan.desired, states, self._provenance)
 
-    def _sync(self, records: dict[str, TrialRecord]) -> dict[str, ReplicateState]:
-        states = self.view.sync(self._plan.ledger, records, self.provenance)
-        if self.watch is not None:
-            self.watch.update(states)
-        return states
+    def _stop_if_alike(self, states: dict[str, ReplicateState]) -> None:
+        """Failures of an earlier call don't count until they have failed again."""
+        self._failed_before -= {n for n, s in states.items() if s.status != "failed"}
+        fresh = {n: s for n, s in states.items() if n not in self._failed_before}
+        names = alike(fresh, self._plan.spec.max_equal_failures)
+        if names:
+            raise SweepStoppedError(
+                f"{len(names)} replicates failed alike ({', '.join(names)}), so the others are not "
+                f"tried (max_equal_failures={self._plan.spec.max_equal_failures}):\n"
+                f"{states[names[0]].end.get('traceback', '').rstrip()}"
+            )
 
 
 def compact(plan: Plan) -> list[TrialRecord]:
@@ -258,7 +315,7 @@ def rebuild(root: Path, sweep: str, provenance: Provenance, console: Console) ->
         removed = view.forget()
         params = {"purpose": spec["purpose"], "match": spec["match"], "device": spec["device"]}
         view.open(params | spec["base"], provenance)
-        view.sync(ledger, records, provenance)
+        view.sync(ledger, records, states, provenance)
         metrics = report(ledger, view, console)
         view.close("FINISHED", metrics, f"Sweep **{sweep}**, made again from its journals.")
         different = view.differences(ledger, records)

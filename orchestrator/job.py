@@ -25,6 +25,9 @@ class Job:
         threads: torch threads.
         steps: timed steps of the speed lane.
         warmup_steps: untimed steps before them.
+        micro_windows: windows of one forward pass, where that of the configuration did not fit
+            the device's memory; None for the configuration's own.
+        max_seconds: after which the attempt is ended; None for no limit.
         stamp: what the journal repeats of the sweep's provenance.
     """
 
@@ -40,4 +43,6 @@ class Job:
     threads: int
     steps: int
     warmup_steps: int
+    micro_windows: int | None
+    max_seconds: float | None
     stamp: dict[str, Any]

@@ -3,10 +3,12 @@
 Imports neither torch nor Ray nor MLflow, so that the data can be prepared while those start.
 """
 
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 
 from rich.console import Console
 
@@ -16,6 +18,24 @@ from orchestrator.data.preparation import prepare
 from orchestrator.errors import ConfigError
 from orchestrator.identity import digest
 from orchestrator.plan import Plan, unprepared
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM, and the end of the terminal, interrupt a `with` block as Ctrl-C does."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    # What nohup made ignored stays so.
+    caught = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
+    before = [(number, signal.signal(number, interrupt)) for number in caught]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def nothing_is_left(plan: Plan) -> bool:

@@ -6,17 +6,18 @@ the record of what has run. The driver never imports torch: only workers import
 `orchestrator.worker`.
 """
 
+import _thread
 import logging
 import os
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -33,10 +34,10 @@ os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S", "86400")
 import ray
 from ray import tune
 
-from orchestrator.failures import grants_retry
+from orchestrator.failures import classify_death, grants_retry, smaller_pass
 from orchestrator.hardware import this_machine
 from orchestrator.job import Job, WorkerRetiredError
-from orchestrator.ledger import Journal, ReplicateState, last_event, orphans
+from orchestrator.ledger import Journal, last_event, orphans
 from orchestrator.plan import Plan
 from orchestrator.provenance import CHECKOUT, Provenance, trial_stamp
 
@@ -109,20 +110,18 @@ def _loss_lane(plan: Plan, provenance: Provenance, on_tick: OnTick) -> Plan:
     loss = plan.spec.lanes.loss
     resources = {"cpu": loss.cpus, "gpu": loss.gpus if plan.device == "cuda" else 0}
     waiting = plan.to_run
-    failures: dict[str, int] = {}
+    failures: dict[str, list[str]] = defaultdict(list)
     while waiting:
-        jobs = [_job(plan, name, "loss", provenance) for name in waiting]
-        _run_round(plan, jobs, resources, on_tick=on_tick)
+        _run_round(plan, _jobs(plan, waiting, "loss", provenance), resources, on_tick=on_tick)
         plan = plan.refreshed()
         again = []
         for name in waiting:
             state = plan.states[name]
-            failure = state.failure_class or "oom_host"
             if state.is_result:
                 continue
-            if grants_retry(plan.spec.retries, failure, failures.get(name, 0)):
+            failures[name].append(state.failure_class or "oom_host")
+            if grants_retry(plan.spec.retries, failures[name]) and _fits_smaller(plan, name):
                 again.append(name)
-            failures[name] = failures.get(name, 0) + 1
         waiting = again
     return plan
 
@@ -132,32 +131,54 @@ def _speed_lane(plan: Plan, provenance: Provenance) -> Plan:
     if not plan.to_time:
         return plan
     resources = {"cpu": this_machine().cpus, "gpu": 1 if plan.device == "cuda" else 0}
-    jobs = [_job(plan, name, "speed", provenance) for name in plan.to_time]
-    _run_round(plan, jobs, resources, on_tick=None)
+    _run_round(plan, _jobs(plan, plan.to_time, "speed", provenance), resources, on_tick=None)
     return plan.refreshed()
 
 
-def _job(plan: Plan, name: str, lane: str, provenance: Provenance) -> Job:
-    planned = plan.desired[name]
-    folder = plan.ledger.describe(planned)
-    kind = "attempt" if lane == "loss" else "speed"
-    cell = next(c for c in plan.sweep.cells if c.cell_id == planned.cell_id)
+def _jobs(plan: Plan, names: Sequence[str], lane: str, provenance: Provenance) -> list[Job]:
     assert plan.data_folder is not None
-    return Job(
-        lane=lane,
-        replicate_id=name,
-        seed=planned.seed,
-        config=cell.values,
-        journal=str(plan.ledger.next_attempt(name, kind)),
-        folder=str(folder),
-        data_folder=str(plan.data_folder),
-        device=plan.device,
-        precision=plan.precision,
-        threads=plan.threads,
-        steps=plan.spec.lanes.speed.steps,
-        warmup_steps=plan.spec.lanes.speed.warmup_steps,
-        stamp=trial_stamp(provenance),
-    )
+    kind = "attempt" if lane == "loss" else "speed"
+    values = {cell.cell_id: cell.values for cell in plan.sweep.cells}
+    minutes = plan.spec.lanes.loss.max_minutes
+    stamp = trial_stamp(provenance)
+    return [
+        Job(
+            lane=lane,
+            replicate_id=name,
+            seed=plan.desired[name].seed,
+            config=values[plan.desired[name].cell_id],
+            journal=str(plan.ledger.next_attempt(name, kind)),
+            folder=str(plan.ledger.describe(plan.desired[name])),
+            data_folder=str(plan.data_folder),
+            device=plan.device,
+            precision=plan.precision,
+            threads=plan.threads,
+            steps=plan.spec.lanes.speed.steps,
+            warmup_steps=plan.spec.lanes.speed.warmup_steps,
+            micro_windows=_micro_windows(plan, name),
+            max_seconds=None if minutes is None else 60 * minutes,
+            stamp=stamp,
+        )
+        for name in names
+    ]
+
+
+def _micro_windows(plan: Plan, name: str) -> int | None:
+    """Windows of a forward pass: what the last attempt had, less if it ran out of device memory.
+
+    None stands for what the configuration says.
+    """
+    state, record = plan.states[name], plan.desired[name]
+    last: int | None = state.start.get("micro_windows")
+    if state.failure_class != "oom_gpu":
+        return last
+    config = next(c.config for c in plan.sweep.cells if c.cell_id == record.cell_id)
+    return smaller_pass(config.windows_per_step, last or config.batch.micro_windows)
+
+
+def _fits_smaller(plan: Plan, name: str) -> bool:
+    """Whether there is a way to need less device memory, for a replicate that needs one."""
+    return plan.states[name].failure_class != "oom_gpu" or _micro_windows(plan, name) is not None
 
 
 def _run_round(
@@ -184,35 +205,36 @@ def _run_round(
                 verbose=0,
             ),
         )
-        tuner.fit()
-    for job in jobs:
-        _close_abandoned(Path(job.journal))
+        results = tuner.fit()
+        errors = [results[index].error for index in range(len(results))]
+    for job, error in zip(jobs, errors, strict=True):
+        _close_abandoned(job, error)
 
 
-def _close_abandoned(path: Path) -> None:
-    """Journal the end of an attempt whose process died without a word."""
+def _close_abandoned(job: Job, error: Exception | None) -> None:
+    """Journal the end of an attempt that did not do so itself."""
+    path = Path(job.journal)
     if path.is_file() and (last_event(path) or {}).get("event") == "end":
         return
+    if error is None or "ActorDied" in str(error) or "ActorUnavailable" in str(error):
+        failure, sentence = classify_death(Path(job.folder))
+    else:  # Ray could not start the worker, or not hand it the job
+        failure, sentence = "user_bug", str(error).strip().splitlines()[-1][:2000]
     journal = Journal(path)
     journal.append(
-        {
-            "event": "end",
-            "status": "failed",
-            "failure_class": "oom_host",
-            "error": "the worker process was killed, for example because memory ran out",
-        }
+        {"event": "end", "status": "failed", "failure_class": failure, "error": sentence}
     )
     journal.close()
 
 
 @contextmanager
 def _ticking(on_tick: OnTick | None) -> Iterator[None]:
-    """Calls `on_tick` in a thread of its own; its first error ends the `with` block's success."""
+    """Calls `on_tick` in a thread of its own; its first error ends the `with` block at once."""
     if on_tick is None:
         yield
         return
     stop = threading.Event()
-    errors: list[BaseException] = []
+    errors: list[Exception] = []
 
     def loop() -> None:
         while not stop.wait(POLL_SECONDS):
@@ -220,12 +242,17 @@ def _ticking(on_tick: OnTick | None) -> Iterator[None]:
                 on_tick()
             except Exception as error:  # noqa: BLE001 - raised again in the main thread
                 errors.append(error)
+                _thread.interrupt_main()
                 return
 
     thread = threading.Thread(target=loop, name="ticker", daemon=True)
     thread.start()
     try:
         yield
+    except KeyboardInterrupt:
+        if errors:
+            raise errors[0] from None
+        raise
     finally:
         stop.set()
         thread.join()
@@ -235,17 +262,18 @@ def _ticking(on_tick: OnTick | None) -> Iterator[None]:
 
 @contextmanager
 def local_ray(plan: Plan) -> Iterator[None]:
-    """A local Ray for a `with` block; SIGTERM to the driver interrupts it as Ctrl-C does."""
+    """A local Ray for a `with` block; behind it, none of its workers is left.
+
+    Ray sets a handler of its own for SIGTERM when it starts, which exits; the one that was there is
+    put back at once.
+    """
     if not (plan.to_run or plan.to_time):
         yield
         return
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
+            address="local",  # whatever RAY_ADDRESS says
             num_cpus=this_machine().cpus,
             num_gpus=len(this_machine().gpus) if plan.device == "cuda" else 0,
             include_dashboard=False,
@@ -254,11 +282,12 @@ def local_ray(plan: Plan) -> Iterator[None]:
             object_store_memory=OBJECT_STORE_BYTES,
             runtime_env={"env_vars": _worker_environment(plan)},
         )
-        signal.signal(signal.SIGTERM, interrupt)  # Ray has set one of its own, which aborts
+        signal.signal(signal.SIGTERM, before)
         yield
     finally:
         ray.shutdown()
         signal.signal(signal.SIGTERM, before)
+        reap_orphans(plan)
 
 
 def _worker_environment(plan: Plan) -> dict[str, str]:
@@ -269,9 +298,7 @@ def _worker_environment(plan: Plan) -> dict[str, str]:
 
 def reap_orphans(plan: Plan) -> int:
     """End processes on this host that an earlier, killed driver left behind; returns how many."""
-    states: list[ReplicateState] = list(plan.states.values())
-    states += plan.ledger.states(plan.undesired).values()
-    processes = list(orphans(states))
+    processes = list(orphans(plan.ledger.states(plan.ledger.replicate_ids()).values()))
     for process in processes:
         try:
             process.terminate()

@@ -99,16 +99,25 @@ class MlflowView:
         return run is not None
 
     def sync(
-        self, ledger: Ledger, records: dict[str, TrialRecord], provenance: Provenance
-    ) -> dict[str, ReplicateState]:
-        """Bring every begun replicate's run up to what its journals say now."""
-        states = ledger.states(records)
+        self,
+        ledger: Ledger,
+        records: dict[str, TrialRecord],
+        states: dict[str, ReplicateState],
+        provenance: Provenance,
+    ) -> None:
+        """Bring every begun replicate's run up to what its journals say.
+
+        Args:
+            ledger: of the sweep.
+            records: what was planned, by replicate.
+            states: what the journals say of each of `records`.
+            provenance: for the tags of new runs.
+        """
         for name, planned in records.items():
             state = states[name]
             if not state.attempts or self._synced.get(name) == _signature(state):
                 continue
             self._sync_one(ledger, ledger.record(planned, state), state, provenance)
-        return states
 
     def close(self, status: str, metrics: dict[str, float], note: str) -> None:
         """Mark the parent run as ended, with the sweep's headline numbers."""

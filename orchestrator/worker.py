@@ -5,7 +5,10 @@ another while the process stays as it was when new.
 """
 
 import contextlib
+import faulthandler
 import gc
+import importlib.util
+import os
 import shutil
 import signal
 import sys
@@ -14,16 +17,25 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
+from typing import Any, TextIO
 
 import psutil
-import torch
 
 from orchestrator.config import trial_from_dict
-from orchestrator.failures import TrialTerminatedError, classify
+from orchestrator.failures import (
+    HANG_GRACE_SECONDS,
+    TrialTerminatedError,
+    TrialTimeoutError,
+    classify,
+    traceback_id,
+)
 from orchestrator.job import Job, WorkerRetiredError
 from orchestrator.ledger import Journal, process_facts
-from orchestrator.trial import Runtime, measure_speed, run_trial
+
+TEST_TRAINER_VARIABLE = "SEEDFRONT_TEST_TRAINER"
+"""Environment variable with the path of a Python file whose `run_trial` and `measure_speed` stand
+in for ours. For tests of everything around a trial; no configuration can set it."""
 
 HOST_MEMORY_DRIFT_BYTES = 2 * 2**30
 """Growth of resident memory over a worker's first finished job that retires it; allocators keep
@@ -51,36 +63,63 @@ def run_job(job: Job, position: int) -> str:
 
     Raises:
         WorkerRetiredError: the trial failed (the journal says how), so the process is not reused.
+        OSError: the journal cannot be written, for example because the disk is full.
     """
     journal = Journal(Path(job.journal))
     facts = process_facts()
-    journal.append(
-        {
-            "event": "claim",
-            "lane": job.lane,
-            **facts,
-            "worker_id": f"{facts['host']}:{facts['pid']}",
-            "worker_position": position,
-            **job.stamp,
-        }
-    )
     try:
-        with _output_to(Path(job.folder) / "output.log"), _terminable():
-            return _run(job, journal)
-    except Exception as error:  # noqa: BLE001 - whatever ended the trial is its outcome
-        _journal_failure(job, journal, error)
-        raise WorkerRetiredError(f"{job.replicate_id} failed; its journal says why") from None
+        journal.append(
+            {
+                "event": "claim",
+                "lane": job.lane,
+                **facts,
+                "worker_id": f"{facts['host']}:{facts['pid']}",
+                "worker_position": position,
+                "micro_windows": job.micro_windows,
+                **job.stamp,
+            }
+        )
+        try:
+            with _output_to(Path(job.folder) / "output.log", job) as log, _limits(job, log):
+                return _run(job, journal)
+        except Exception as error:  # noqa: BLE001 - whatever ended the trial is its outcome
+            _journal_failure(job, journal, error)
+            raise WorkerRetiredError(f"{job.replicate_id} failed; its journal says why") from None
     finally:
         journal.close()
         _release()
 
 
+def _trainer() -> Any:
+    """What trains: `orchestrator.trial`, or what `TEST_TRAINER_VARIABLE` puts in its place."""
+    path = os.environ.get(TEST_TRAINER_VARIABLE)
+    if path is None:
+        # Imported here, since a stand-in needs no torch, whose import takes seconds.
+        from orchestrator import trial  # noqa: PLC0415
+
+        return trial
+    return _module_at(path)
+
+
+def _module_at(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("seedfront_test_trainer", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{TEST_TRAINER_VARIABLE}={path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def _run(job: Job, journal: Journal) -> str:
+    trainer = _trainer()
     config = trial_from_dict(job.config)
-    runtime = Runtime(device=job.device, precision=job.precision, threads=job.threads)
+    if job.micro_windows is not None:
+        config.batch.micro_windows = job.micro_windows
+    where = {"device": job.device, "precision": job.precision, "threads": job.threads}
+    runtime = trainer.Runtime(**where)
     data_folder = Path(job.data_folder)
     if job.lane == "speed":
-        speed = measure_speed(
+        speed = trainer.measure_speed(
             config,
             seed=job.seed,
             data_folder=data_folder,
@@ -93,7 +132,7 @@ def _run(job: Job, journal: Journal) -> str:
         )
         return "completed"
     checkpoints = Path(job.folder) / "checkpoints"
-    outcome = run_trial(
+    outcome = trainer.run_trial(
         config,
         seed=job.seed,
         data_folder=data_folder,
@@ -103,12 +142,13 @@ def _run(job: Job, journal: Journal) -> str:
         should_stop=lambda: False,
     )
     shutil.rmtree(checkpoints, ignore_errors=True)  # a trial with a result is never continued
-    return outcome.status
+    return str(outcome.status)
 
 
 def _journal_failure(job: Job, journal: Journal, error: Exception) -> None:
     text = traceback.format_exc()
-    with (Path(job.folder) / "output.log").open("a", encoding="utf-8") as log:
+    # The journal is what counts: a log that cannot be written must not keep the end from it.
+    with contextlib.suppress(OSError), (Path(job.folder) / "output.log").open("a") as log:
         log.write(text)
     journal.append(
         {
@@ -117,41 +157,67 @@ def _journal_failure(job: Job, journal: Journal, error: Exception) -> None:
             "failure_class": classify(error),
             "error": f"{type(error).__name__}: {error}"[:2000],
             "traceback": text[-20_000:],
+            "traceback_id": traceback_id(error),
         }
     )
 
 
 @contextlib.contextmanager
-def _output_to(path: Path) -> Iterator[None]:
-    """What the trial prints goes to its own log."""
-    with (
-        path.open("a", encoding="utf-8") as log,
-        contextlib.redirect_stdout(log),
-        contextlib.redirect_stderr(log),
-    ):
-        yield
+def _output_to(path: Path, job: Job) -> Iterator[TextIO]:
+    """What the trial prints goes to its own log, also what C and CUDA code prints."""
+    with path.open("a", encoding="utf-8") as log:
+        log.write(f"{Path(job.journal).stem}: process {os.getpid()}\n")
+        log.flush()
+        saved = [(number, os.dup(number)) for number in (1, 2)]
+        try:
+            for number, _ in saved:
+                os.dup2(log.fileno(), number)
+            with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+                yield log
+        finally:
+            for number, copy in saved:
+                os.dup2(copy, number)
+                os.close(copy)
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends the trial as an exception, so that its journal is closed."""
+def _limits(job: Job, log: TextIO) -> Iterator[None]:
+    """SIGTERM and the trial's time limit end it as exceptions, so that its journal is closed.
+
+    A trial that is stuck where Python code cannot be interrupted is ended `HANG_GRACE_SECONDS`
+    later with its process; its log then says in which line.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def end(signum: int, frame: FrameType | None) -> None:
+    def terminate(signum: int, frame: FrameType | None) -> None:
         raise TrialTerminatedError(f"the process got signal {signal.Signals(signum).name}")
 
-    before = signal.signal(signal.SIGTERM, end)
+    def time_out(signum: int, frame: FrameType | None) -> None:
+        raise TrialTimeoutError(f"the attempt took longer than {job.max_seconds:g} s")
+
+    before = [(n, signal.signal(n, handler)) for n, handler in ((signal.SIGTERM, terminate),)]
+    if job.max_seconds is not None:
+        before.append((signal.SIGALRM, signal.signal(signal.SIGALRM, time_out)))
+        signal.setitimer(signal.ITIMER_REAL, job.max_seconds)
+        hard_seconds = job.max_seconds + HANG_GRACE_SECONDS
+        faulthandler.dump_traceback_later(hard_seconds, exit=True, file=log)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def _release() -> None:
     """Drop what a trial left behind, so that the next one starts as in a new process."""
     gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
     if "torch._dynamo" in sys.modules:  # importing it to reset nothing takes seconds
@@ -175,6 +241,9 @@ def drift(first: Baseline) -> str | None:
         return f"host memory grew by {now.host_bytes - first.host_bytes} bytes"
     if now.threads - first.threads > THREAD_DRIFT:
         return f"{now.threads - first.threads} more threads"
-    if torch.cuda.is_available() and torch.cuda.memory_allocated() > DEVICE_MEMORY_DRIFT_BYTES:
-        return f"{torch.cuda.memory_allocated()} bytes of device memory still allocated"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        kept = torch.cuda.memory_allocated()
+        if kept > DEVICE_MEMORY_DRIFT_BYTES:
+            return f"{kept} bytes of device memory still allocated"
     return None

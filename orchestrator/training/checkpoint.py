@@ -30,9 +30,14 @@ TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
-# These decide when a trial writes, or where text was found, whose tokens have an id of their own;
-# none changes what is computed.
-KEYS_FREE_TO_CHANGE = ("config.log.", "config.checkpoint.", "config.data.")
+# These decide when a trial writes, where text was found, whose tokens have an id of their own, or
+# how many windows are read at once; none changes what is computed.
+KEYS_FREE_TO_CHANGE = (
+    "config.log.",
+    "config.checkpoint.",
+    "config.data.",
+    "config.batch.micro_windows",
+)
 
 
 class CheckpointMismatchError(ValueError):

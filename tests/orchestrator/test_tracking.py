@@ -86,7 +86,8 @@ def attempt(ledger, *events, name="cabc-s0", kind="attempt"):
 
 
 def sync(view, ledger, *records):
-    view.sync(ledger, {r.replicate_id: r for r in records or [planned()]}, PROVENANCE)
+    wanted = {r.replicate_id: r for r in records or [planned()]}
+    view.sync(ledger, wanted, ledger.states(wanted), PROVENANCE)
 
 
 def runs(view):

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import pytest
 
-from orchestrator import worker
+from orchestrator import trial, worker
 from orchestrator.config import RetriesConfig, TrialConfig, trial_to_dict
 from orchestrator.errors import LedgerError
 from orchestrator.failures import classify, grants_retry, mlflow_status
@@ -32,6 +32,8 @@ def job(folder):
         threads=1,
         steps=2,
         warmup_steps=1,
+        micro_windows=None,
+        max_seconds=None,
         stamp={"git_commit": "abc"},
     )
 
@@ -54,7 +56,7 @@ def test_what_a_trial_prints_is_in_its_own_log(tmp_path, monkeypatch):
         sys.stdout.write("hello from the trial\n")
         raise MemoryError("too much")
 
-    monkeypatch.setattr(worker, "run_trial", print_and_fail)
+    monkeypatch.setattr(trial, "run_trial", print_and_fail)
     with pytest.raises(WorkerRetiredError):
         run_job(job(tmp_path), position=0)
     assert "hello from the trial" in (tmp_path / "output.log").read_text()
@@ -66,7 +68,7 @@ def _sleep_in_a_trial(folder):
         (folder / "began").touch()
         time.sleep(60)
 
-    worker.run_trial = wait
+    trial.run_trial = wait
     run_job(job(folder), position=0)
 
 
@@ -101,15 +103,17 @@ def test_an_exception_has_one_class(error, expected):
 
 
 def test_retries_are_counted_and_a_result_is_never_repeated():
-    retries = RetriesConfig(preempted=2)
-    assert [grants_retry(retries, "preempted", n) for n in range(3)] == [True, True, False]
-    assert not grants_retry(retries, "user_bug", 0)
-    assert not grants_retry(retries, "diverged", 0)
+    retries = RetriesConfig(preempted=2, oom_host=1)
+    assert [grants_retry(retries, ["preempted"] * n) for n in (1, 2, 3)] == [True, True, False]
+    assert grants_retry(retries, ["preempted", "preempted", "oom_host"])
+    assert not grants_retry(retries, ["oom_gpu", "oom_host"])
+    assert not grants_retry(retries, ["user_bug"])
+    assert not grants_retry(retries, ["diverged"])
 
 
 def test_no_retries_at_all_can_be_asked_for():
     none = RetriesConfig(**dict.fromkeys(asdict(RetriesConfig()), 0))
-    assert not any(grants_retry(none, name, 0) for name in asdict(none))
+    assert not any(grants_retry(none, [name]) for name in asdict(none))
 
 
 def test_a_worker_that_grew_is_retired(monkeypatch):
