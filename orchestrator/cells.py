@@ -68,7 +68,7 @@ def resolve_cells(
             "(an axis that changes nothing in them)"
         )
     resolved = list(cells.values())
-    if spec.purpose == "compare":
+    if spec.purpose in ("compare", "search"):
         _refuse_mismatch(spec, resolved)
     return resolved, notes
 
@@ -125,28 +125,41 @@ class _Matcher:
 
 
 COMPARED = ("budget.tokens", "batch.tokens", "seq_len", "data", "eval", "data_seed")
-"""What all cells of a comparison share, except along `compare_within`."""
+"""What cells of a comparison share, whatever the matching rule."""
+
+DEPTH = "model.num_layers"
+"""What they share besides under `match: params`, which solves widths at one depth, and `depth`."""
 
 
 def _refuse_mismatch(spec: SweepSpec, cells: list[Cell]) -> None:
-    for path in COMPARED:
-        within = any(p == path or p.startswith(f"{path}.") for p in spec.compare_within)
-        if within:
-            continue
-        seen: dict[str, Cell] = {}
+    """Refuses cells that would be compared, those equal along `compare_within`, but differ."""
+    for path in _compared_paths(spec):
+        seen: dict[str, dict[str, Cell]] = {}
         for cell in cells:
-            seen.setdefault(canonical_json(_at(cell.values, path)), cell)
-        if len(seen) > 1:
-            (one, first), (other, second) = list(seen.items())[:2]
-            raise ConfigError(
-                f"purpose: compare needs equal {path} in all cells, but it is {one} "
-                f"{_where(first.assignment)} and {other} {_where(second.assignment)}; use "
-                f"compare_within: [{path}] if nothing is compared across it"
-            )
+            group = canonical_json([_at(cell.values, axis) for axis in spec.compare_within])
+            members = seen.setdefault(group, {})
+            members.setdefault(canonical_json(_at(cell.values, path)), cell)
+        for members in seen.values():
+            if len(members) > 1:
+                (one, first), (other, second) = list(members.items())[:2]
+                rule = f" and match: {spec.match}" if path == DEPTH else ""
+                raise ConfigError(
+                    f"purpose: {spec.purpose}{rule} needs equal {path} in all cells, but it is {one} "
+                    f"{_where(first.assignment)} and {other} {_where(second.assignment)}; use "
+                    f"compare_within: [{path}] if nothing is compared across it"
+                )
+
+
+def _compared_paths(spec: SweepSpec) -> tuple[str, ...]:
+    if spec.purpose == "search":
+        # A search may vary the tokens of a step: its points are chosen among, not compared.
+        return tuple(path for path in COMPARED if path != "batch.tokens")
+    return COMPARED if spec.match == "paper" else (*COMPARED, DEPTH)
 
 
 def _at(values: dict[str, Any], path: str) -> Any:
+    """The value at a dotted path; None where this cell has no such key."""
     node: Any = values
     for name in path.split("."):
-        node = node[name]
+        node = node.get(name) if isinstance(node, dict) else None
     return node

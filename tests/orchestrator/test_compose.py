@@ -223,6 +223,27 @@ def test_unequal_cells_are_allowed_where_nothing_is_compared_across_them(load):
     assert len(sweep.cells) == 18
 
 
+@pytest.mark.parametrize("match", ["params", "depth"])
+def test_depths_are_compared_only_where_the_rule_says_so(load, match):
+    deeper = ["model.num_layers=3,6", f"match={match}"]
+    with pytest.raises(ConfigError, match=rf"match: {match} needs equal model.num_layers"):
+        load(SMALL, *deeper)
+    assert len(load(SMALL + "compare_within: [model.num_layers]\n", *deeper).cells) == 18
+    assert len(load(SMALL, "model.num_layers=3,6", "match=paper").cells) == 18
+
+
+def test_what_differs_along_with_a_separating_axis_is_allowed(load):
+    sizes = SMALL + "compare_within: [size]\n"
+    assert len(load(sizes, "size=nano,10m", "seq_len=256").cells) == 18
+    with pytest.raises(ConfigError, match="needs equal seq_len"):
+        load(sizes, "size=nano,10m", "seq_len=256,512")
+
+
+def test_matching_by_depth_leaves_the_width_of_the_size(load):
+    widths = {cell.config.model.ffn_dim for cell in load(SMALL, "match=depth").cells}
+    assert widths == {176}
+
+
 def test_an_unknown_name_lists_the_nearest(tmp_path):
     with pytest.raises(ConfigError, match="nearest: quickstart"):
         load_sweep("quikstart", [], tmp_path)
