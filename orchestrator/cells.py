@@ -144,8 +144,8 @@ def _refuse_mismatch(spec: SweepSpec, cells: list[Cell]) -> None:
                 (one, first), (other, second) = list(members.items())[:2]
                 rule = f" and match: {spec.match}" if path == DEPTH else ""
                 raise ConfigError(
-                    f"purpose: {spec.purpose}{rule} needs equal {path} in all cells, but it is {one} "
-                    f"{_where(first.assignment)} and {other} {_where(second.assignment)}; use "
+                    f"purpose: {spec.purpose}{rule} needs equal {path} in all cells, but it is "
+                    f"{one} {_where(first.assignment)} and {other} {_where(second.assignment)}; use "
                     f"compare_within: [{path}] if nothing is compared across it"
                 )
 
