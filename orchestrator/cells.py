@@ -145,8 +145,8 @@ def _refuse_mismatch(spec: SweepSpec, cells: list[Cell]) -> None:
                 rule = f" and match: {spec.match}" if path == DEPTH else ""
                 raise ConfigError(
                     f"purpose: {spec.purpose}{rule} needs equal {path} in all cells, but it is "
-                    f"{one} {_where(first.assignment)} and {other} {_where(second.assignment)}; use "
-                    f"compare_within: [{path}] if nothing is compared across it"
+                    f"{one} {_where(first.assignment)} and {other} {_where(second.assignment)}; "
+                    f"use compare_within: [{path}] if nothing is compared across it"
                 )
 
 
