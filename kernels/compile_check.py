@@ -11,8 +11,9 @@ What is refused:
   `local_alloc` whose source has a `#linear` layout with consecutive registers down a column, which
   is what transposing makes of an accumulator; a reshaped tile has them along a row and is fine;
 - more shared memory than a block may have, or more spilled bytes than the kernel's budget;
-- a uniform register that is read before it was written (`kernels.uniform_registers`): ptxas 12.8,
-  which comes with Triton 3.6, loses part of a shared-memory descriptor in some kernels;
+- a matrix descriptor with an upper word that is no constant, or a uniform register that is read
+  before it was written (`kernels.uniform_registers`): faults of ptxas 12.8, which comes with Triton
+  3.6;
 - a kernel of 16-bit products without warp-group matrix instructions, or with the slow ones;
 - whatever does not compile: types, missing constants, operations that only the compiler checks.
 
@@ -42,7 +43,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from kernels.compile_cases import CASES
-from kernels.uniform_registers import unset_uniform_registers
+from kernels.uniform_registers import loose_descriptors, unset_uniform_registers
 
 HOPPER = GPUTarget("cuda", 90, 32)
 SHARED_BYTES_LIMIT = 232_448
@@ -101,6 +102,7 @@ class Report:
         mma_sync: matrix instructions of single warps, about three times slower on Hopper.
         seconds: wall time of the compilation.
         unset_registers: instructions that read a uniform register nobody wrote.
+        loose_descriptors: matrix instructions whose descriptors are not right.
     """
 
     hazards: int
@@ -111,6 +113,7 @@ class Report:
     mma_sync: int
     seconds: float
     unset_registers: int = 0
+    loose_descriptors: int = 0
 
     def faults(
         self, launch: Launch, stack_budget: int, *, accepts_mma_sync: bool = False
@@ -123,6 +126,8 @@ class Report:
             found.append(
                 f"{self.unset_registers} reads of uniform registers that were never written"
             )
+        if self.loose_descriptors:
+            found.append(f"{self.loose_descriptors} matrix descriptors without a constant layout")
         if self.shared_bytes > SHARED_BYTES_LIMIT:
             found.append(f"{self.shared_bytes} bytes of shared memory exceed {SHARED_BYTES_LIMIT}")
         if self.stack_bytes > stack_budget:
@@ -211,6 +216,7 @@ def _read(compiled: Any, seconds: float) -> Report:
         mma_sync=len(re.findall(r"\bHMMA\b", sass)),
         seconds=seconds,
         unset_registers=len(unset_uniform_registers(sass)),
+        loose_descriptors=len(loose_descriptors(sass)),
     )
 
 

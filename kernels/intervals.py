@@ -18,11 +18,11 @@ Which tokens a row's sum at a level holds is a 0/1 matrix (`interval_masks`). Th
 product with the log decays; the gradient of the log decays is the product of its transpose with the
 gradient of the sums. Tensor cores do both.
 
-Where a chunk forgets little, one cut is enough: relative to the middle of the chunk every row has a
-factor 2^D and its inverse, and the product of the query's factor and the key's inverse is right for
-all pairs j < i on either side, as long as neither factor leaves the range of floats. A tile of
-channels whose sums stay above `one_cut_limit` goes that way, with one product for all pairs; the
-others go through the tree. Which way a tile goes depends on its own decays alone.
+Where a chunk forgets little, no tree is needed: relative to half of the chunk's whole decay every
+row has a factor 2^D and its inverse, and the product of the query's factor and the key's inverse is
+right for all pairs j < i, as long as neither factor leaves the range of floats. A tile of channels
+of which every one keeps at least 2^`ONE_CUT_TOTALS` goes that way, with one product for all pairs;
+the others go through the tree. Which way a tile goes depends on its own decays alone.
 
 Chunk-wise kernels elsewhere (fla, FlashKDA) anchor blocks of 16 rows, which needs a bounded decay
 or a pairwise loop on the diagonal blocks.
@@ -35,20 +35,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.rows import LOG2_E
+from kernels.blocks import LOG2_E
+from kernels.tiles import CHUNK
 
-CHUNK = 64
-"""Tokens in a chunk: one warp group's matrix instruction has 64 rows."""
+_LOG2_E = tl.constexpr(LOG2_E)
 
-LEVELS = 6
+LEVELS = CHUNK.bit_length() - 1
 """Levels of cuts in a chunk, log2 of `CHUNK`."""
 
 
-ONE_CUT_LIMITS = {torch.bfloat16: -100.0, torch.float16: -6.0, torch.float32: -16.0}
-"""Least sum of base-2 log decay between a row and the middle of its chunk for one cut to serve.
+ONE_CUT_TOTALS = {torch.bfloat16: -120.0, torch.float16: -12.0, torch.float32: -16.0}
+"""Least base-2 log decay of a whole chunk for which one factor a row serves.
 
-A factor reaches 2^100 in bfloat16, whose range is that of float32; float16 would lose digits below
-2^-14; in float32 the difference of two sums of 16 is wrong by 1e-6, which is what is wanted there.
+A factor reaches the square root of the inverse decay: 2^60 in bfloat16, whose range is that of
+float32, where the decay itself is still a normal number. float16 would lose digits
+below 2^-14. In float32 sums of 16 are wrong by 1e-6, which is what is wanted there.
 """
 
 
@@ -98,24 +99,29 @@ def separated_below(rows, level):
 
 
 @triton.jit
-def split_log_decay(log_decay):
-    """The log decays in base 2 as a sum of two tiles that the matrix units take.
-
-    For float32 inputs the first is the float32 number and the second unused; otherwise both are
-    bfloat16, 16 bits of the fraction together: a decay of e^-20 is right to 1e-4, one of e^-1 to
-    4e-6, where the bfloat16 operands around it are right to 2e-3.
-    """
-    b_g = log_decay.to(tl.float32) * LOG2_E
-    b_high = b_g.to(tl.bfloat16)
-    return b_g, b_high, (b_g - b_high.to(tl.float32)).to(tl.bfloat16)
+def base_2(b_log_decay):
+    """Natural log decays in float32 and base 2, in which the hardware exponentiates."""
+    return b_log_decay.to(tl.float32) * _LOG2_E
 
 
 @triton.jit
-def interval_sums(b_mask, b_g, b_high, b_low, EXACT: tl.constexpr, PRECISION: tl.constexpr):
-    """The base-2 log decay that the rows of a mask sum up: float32, at most 0."""
+def split(b_x):
+    """A float32 tile as a sum of two in bfloat16, which the matrix units take.
+
+    They hold 16 bits of the fraction: a decay of e^-20 is right to 1e-4, one of e^-1 to 4e-6, where
+    the bfloat16 operands around it are right to 2e-3.
+    """
+    b_high = b_x.to(tl.bfloat16)
+    return b_high, (b_x - b_high.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def interval_sums(b_mask, b_x, EXACT: tl.constexpr, PRECISION: tl.constexpr):
+    """What the rows of a 0/1 mask [C, C] sum up of `b_x` [C, BK]: float32, to 16 bits of b_x."""
     if EXACT:
-        b_sum = tl.dot(b_mask.to(tl.float32), b_g, input_precision=PRECISION)
+        b_sum = tl.dot(b_mask.to(tl.float32), b_x, input_precision=PRECISION)
     else:
+        b_high, b_low = split(b_x)
         b_sum = tl.dot(b_mask, b_high)
         b_sum = tl.dot(b_mask, b_low, b_sum)
     return b_sum

@@ -119,7 +119,7 @@ def test_any_decay_equals_the_loop(rule: str, dtype: torch.dtype, decay: str) ->
 def test_a_sequence_that_is_cut_equals_the_loop(
     rule: str, bounds: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_delta_plan, "MIN_SEGMENT_CHUNKS", 2)
+    monkeypatch.setattr(channel_delta_plan, "num_segments", lambda *_: 4)
     count = 0 if bounds is None else len(bounds) - 1
     inputs = draw(rule, (1, 900, 1, 1, 128, 128), torch.bfloat16, count=count)
     cu_seqlens = None if bounds is None else torch.tensor(bounds, device="cuda")
@@ -141,7 +141,8 @@ def test_compiled_calls_equal_eager_ones(rule: str) -> None:
     q, k, v = (inputs.pop(name) for name in "qkv")
 
     def call() -> Any:
-        return getattr(kernels, rule)(q, k, v, **inputs, impl="triton")[0]
+        # without unit keys the memory of this rule grows beyond every float
+        return getattr(kernels, rule)(q, k, v, **inputs, qk_l2norm=True, impl="triton")[0]
 
     assert torch.equal(torch.compile(call, fullgraph=True)(), call())
 

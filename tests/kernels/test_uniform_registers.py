@@ -1,6 +1,6 @@
-"""The scan for uniform registers that are read before they were written."""
+"""The scans for uniform registers and matrix descriptors that the assembler gets wrong."""
 
-from kernels.uniform_registers import unset_uniform_registers
+from kernels.uniform_registers import loose_descriptors, unset_uniform_registers
 
 
 def sass(*instructions: str) -> str:
@@ -44,3 +44,48 @@ def test_the_factors_of_a_wide_product_are_single() -> None:
 def test_both_halves_of_a_pair_are_needed() -> None:
     pair = "UIADD3.64 UR12, UR36, 0x4, URZ"
     assert unset_uniform_registers(sass("UMOV UR36, 0x1", pair)) == [pair]
+
+
+PRODUCT = "HGMMA.64x32x16.F32.BF16 R24, R112, gdesc[UR12].tnspB, R24"
+
+
+def descriptor(low: str, zero: str) -> tuple[str, ...]:
+    """The second descriptor beside an operand in registers: a sum of two words with a carry."""
+    return (
+        "ULEA UR4, UR57, UR4, 0x18",
+        "USHF.R.U32.HI UR5, URZ, 0x4, UR4",
+        "UMOV UR7, URZ",
+        f"UIADD3 UR14, UP0, {low}, 0x40, URZ",
+        f"UIADD3.X UR15, {zero}, -0x7fffffe0, URZ, UP0, !UPT",
+        PRODUCT,
+    )
+
+
+def test_a_layout_added_to_an_address_is_found() -> None:
+    assert loose_descriptors(sass(*descriptor("UR4", "UR4"))) == [PRODUCT]
+
+
+def test_a_layout_added_to_nothing_that_was_written_is_found() -> None:
+    assert loose_descriptors(sass(*descriptor("UR5", "UR36"))) == [PRODUCT]
+
+
+def test_a_layout_added_to_zero_is_fine() -> None:
+    assert loose_descriptors(sass(*descriptor("UR5", "UR7"))) == []
+    assert loose_descriptors(sass(*descriptor("UR5", "URZ"))) == []
+
+
+def test_layouts_travel_through_pairs_moves_and_vector_registers() -> None:
+    code = descriptor("UR5", "UR7")[:-1]
+    step = ("UIADD3.64 UR18, UR14, 0x80, URZ", "UMOV UR11, UR19", "UIADD3.64 UR22, UR18, -UR8, URZ")
+    last = "HGMMA.64x32x16.F32.BF16 R24, R112, gdesc[UR20].tnspB, R24, gsb0"
+    assert loose_descriptors(sass(*code, *step, last)) == [last]
+    assert loose_descriptors(sass(*code, "UMOV UR9, URZ", *step, last)) == []
+    kept = ("R2UR UR15, R4", "R2UR UR14, R5", "ULOP3.LUT UR15, UR15, UR14, URZ, 0x3c, !UPT")
+    assert loose_descriptors(sass(*kept, PRODUCT)) == []
+
+
+def test_without_registers_both_descriptors_are_checked() -> None:
+    product = "HGMMA.64x32x16.F32.BF16 R24, gdesc[UR12].tnspB, R24"
+    code = descriptor("UR5", "UR7")[:-1]
+    assert loose_descriptors(sass(*code, product)) == [product]
+    assert loose_descriptors(sass(*code, "@!UP0 UMOV UR13, 0x40000040", product)) == []
