@@ -1,8 +1,9 @@
 """The channel-decay delta rules on Triton as one differentiable operator.
 
 It serves both rules: with one strength per head for erase and write it is the Kimi delta rule, with
-channel-wise `erase` and `write` the gated delta rule 2. The kernels' launches stand in
-`kernels.channel_delta_launch`. To `torch.compile` forward and backward are one opaque op each.
+channel-wise `erase` and `write` the gated delta rule 2. The kernels are launched in
+`kernels.channel_delta_launch` and `kernels.channel_delta_launch_backward`. To `torch.compile`
+forward and backward are one opaque op each.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.channel_delta_launch import Inputs, Prepared, backward, forward, outputs
+from kernels.channel_delta_launch import Inputs, Prepared, forward, outputs
+from kernels.channel_delta_launch_backward import backward
 from kernels.channel_delta_plan import call
 from kernels.launch import is_interpreted
 from kernels.tiles import device_of
