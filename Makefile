@@ -5,13 +5,16 @@ INSTALLED := .venv/.installed
 
 export MLFLOW_DISABLE_TELEMETRY := true
 
-.PHONY: demo test check fix ui compile-check clean
+.PHONY: demo test check fix ui chaos bench-overhead compile-check clean
 
 demo: $(INSTALLED)
 	$(BIN)/python -m orchestrator sweep conf=quickstart
 
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not gpu and not slow"
+
+chaos: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -x tests/orchestrator/test_chaos.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

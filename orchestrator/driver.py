@@ -5,6 +5,7 @@ and their start overlaps the preparation of the data.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,6 +38,10 @@ EXIT_FAILED = 3
 EXIT_INTERRUPTED = 130
 
 SPEC_FORMAT = 1
+
+MLFLOW_PATIENCE_SECONDS = 60.0
+"""How long the end of a sweep waits for an MLflow store that cannot be written."""
+MLFLOW_PAUSE_SECONDS = 5.0
 
 
 class SweepStoppedError(RuntimeError):
@@ -110,7 +115,7 @@ class _Call:
             self.plan = plan = wait_for_data()
             refuse_other_data(plan)
             plan.ledger.write_spec(spec_json(plan, self._provenance))
-            progress = _Progress(plan, view, self._provenance)
+            progress = _Progress(plan, view, self._provenance, self._console)
             view.open(_sweep_params(plan), self._provenance)
             self._progress = progress
             with Watch(plan, self._console) as watch:
@@ -122,12 +127,13 @@ class _Call:
         """Parquet, report and MLflow of a sweep whose lanes have ended."""
         assert self._progress is not None, "run comes first"
         plan, progress = self.plan, self._progress
-        progress.finish()
+        progress.finish(MLFLOW_PATIENCE_SECONDS)
         compact(plan)
-        metrics = report(plan.ledger, progress.view, self._console)
-        progress.view.close("FINISHED", metrics, _note(plan))
+        metrics, files = report(plan.ledger, self._console)
         spec = spec_json(plan, self._provenance)
-        plan.ledger.write_spec({**spec, "complete": completeness(plan)})
+        if progress.close("FINISHED", metrics, _note(plan), files):
+            spec["complete"] = completeness(plan)
+        plan.ledger.write_spec(spec)
 
     def wind_up(self, status: str) -> None:
         """Parquet and MLflow of a sweep whose lanes ended early; its workers are gone by now."""
@@ -136,15 +142,23 @@ class _Call:
         self.plan = self.plan.refreshed()
         self._progress.finish()
         compact(self.plan)
-        self._progress.view.close(status, {}, _note(self.plan))
+        self._progress.close(status, {}, _note(self.plan), [])
 
 
 class _Progress:
-    """Keeps MLflow and the display up with the journals; one caller at a time."""
+    """Keeps MLflow and the display up with the journals; one caller at a time.
 
-    def __init__(self, plan: Plan, view: "MlflowView", provenance: Provenance) -> None:
-        self.view = view
+    A store that is away holds up no trial: the journals have everything, and each later look, or
+    the next call, makes up for what it lacks.
+    """
+
+    def __init__(
+        self, plan: Plan, view: "MlflowView", provenance: Provenance, console: Console
+    ) -> None:
         self.watch: Watch | None = None
+        self._view = view
+        self._console = console
+        self._is_behind = False
         self._plan = plan
         self._provenance = provenance
         self._lock = threading.Lock()
@@ -162,18 +176,62 @@ class _Progress:
             if self.watch is not None:
                 self.watch.update(states)
             self._stop_if_alike(states)
-            self.view.sync(self._plan.ledger, self._open, states, self._provenance)
+            self._show(self._open, states)
             for name, state in states.items():
                 if state.is_result:
                     self._open.pop(name)
 
-    def finish(self) -> None:
-        """Bring every desired replicate up to date."""
+    def finish(self, patience_seconds: float = 0.0) -> None:
+        """Bring every desired replicate up to date.
+
+        Args:
+            patience_seconds: how long to go on trying while MLflow cannot be written.
+        """
+        deadline = time.monotonic() + patience_seconds
         with self._lock:
             states = self._plan.ledger.states(self._plan.desired)
             if self.watch is not None:
                 self.watch.update(states)
-            self.view.sync(self._plan.ledger, self._plan.desired, states, self._provenance)
+            while not self._show(self._plan.desired, states) and time.monotonic() < deadline:
+                time.sleep(MLFLOW_PAUSE_SECONDS)
+
+    def close(self, status: str, metrics: dict[str, float], note: str, files: list[Path]) -> bool:
+        """End the sweep's own run; whether MLflow then shows everything."""
+        from orchestrator.tracking import TrackingError
+
+        try:
+            self._view.attach(self._plan.ledger.folder, files)
+            self._view.close(status, metrics, note)
+        except TrackingError as error:
+            self._say_behind(str(error))
+        if self._is_behind:
+            self._console.print(
+                "MLflow lacks the newest results; the same command again, or rebuild "
+                f"{self._plan.spec.name}, brings them from the journals"
+            )
+        return not self._is_behind
+
+    def _show(self, records: dict[str, TrialRecord], states: dict[str, ReplicateState]) -> bool:
+        """Bring MLflow up to the states; whether it could be written."""
+        from orchestrator.tracking import TrackingError
+
+        try:
+            self._view.sync(self._plan.ledger, records, states, self._provenance)
+        except TrackingError as error:
+            self._say_behind(str(error))
+            return False
+        if self._is_behind:
+            self._console.print("MLflow can be written again and is up to date")
+        self._is_behind = False
+        return True
+
+    def _say_behind(self, reason: str) -> None:
+        if not self._is_behind:
+            self._console.print(
+                f"MLflow cannot be written ({reason}); trials go on, and journals keep all of it",
+                markup=False,
+            )
+        self._is_behind = True
 
     def _stop_if_alike(self, states: dict[str, ReplicateState]) -> None:
         """Failures of an earlier call don't count until they have failed again."""
@@ -201,8 +259,8 @@ def compact(plan: Plan) -> list[TrialRecord]:
     return records
 
 
-def report(ledger: Ledger, view: "MlflowView | None", console: Console) -> dict[str, float]:
-    """Write the report from Parquet, attach it to the sweep's run, and return its numbers."""
+def report(ledger: Ledger, console: Console) -> tuple[dict[str, float], list[Path]]:
+    """Write the report from Parquet; returns its headline numbers and its files."""
     from analysis.report import write_report
 
     out = ledger.folder / "report"
@@ -210,11 +268,10 @@ def report(ledger: Ledger, view: "MlflowView | None", console: Console) -> dict[
         result = write_report(ledger.folder, out)
     except ValueError as error:  # records that cannot be compared; they are kept as they are
         console.print(f"no report: {error}", markup=False)
-        return {}
-    if view is not None:
-        view.attach(ledger.folder, [out / name for name in result.files])
+        return {}, []
     console.print(f"report: {out / 'index.html'}", markup=False)
-    return {k: float(v) for k, v in result.headline.items() if isinstance(v, int | float)}
+    headline = {k: float(v) for k, v in result.headline.items() if isinstance(v, int | float)}
+    return headline, [out / name for name in result.files]
 
 
 def spec_json(plan: Plan, provenance: Provenance) -> dict[str, Any]:
@@ -316,7 +373,8 @@ def rebuild(root: Path, sweep: str, provenance: Provenance, console: Console) ->
         params = {"purpose": spec["purpose"], "match": spec["match"], "device": spec["device"]}
         view.open(params | spec["base"], provenance)
         view.sync(ledger, records, states, provenance)
-        metrics = report(ledger, view, console)
+        metrics, files = report(ledger, console)
+        view.attach(ledger.folder, files)
         view.close("FINISHED", metrics, f"Sweep **{sweep}**, made again from its journals.")
         different = view.differences(ledger, records)
     for sentence in different:
@@ -339,6 +397,7 @@ def report_again(root: Path, sweep: str, console: Console) -> int:
     ledger = Ledger(root, sweep)
     spec = ledger.spec()
     view = MlflowView(tracking_uri(spec["tracking"]["uri"], root), root, sweep)
-    view.find_parent()
-    report(ledger, view, console)
+    _, files = report(ledger, console)
+    if view.find_parent():
+        view.attach(ledger.folder, files)
     return EXIT_DONE

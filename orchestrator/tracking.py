@@ -2,28 +2,33 @@
 
 The only file that imports MLflow, and its only writer. The journal is the record: everything here
 can be deleted and made again. Writing is idempotent; a run carries the tag `synced`, which says
-what of the ledger it shows, and a step that it already has is not sent twice.
+what of the ledger it shows, and a step that it already has is not sent twice. A call that fails may
+or may not have reached the store, so the next one first asks the store what it has.
 """
 
+import functools
 import json
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 # Read by MLflow when it is imported, so they come first.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+# A server that is down is asked again at the next look, not for minutes within one call.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, LedgerError
 from orchestrator.failures import mlflow_status
 from orchestrator.ledger import Ledger, ReplicateState, read_events, waiting_lock
 from orchestrator.provenance import Provenance
@@ -53,9 +58,39 @@ PARAM_CHARACTERS = 6000
 """MLflow's own limit."""
 RUNS_PER_PAGE = 1000
 
+STORE_ERRORS = (MlflowException, OSError)
+"""What MLflow raises when its store is away, locked or full."""
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class TrackingError(LedgerError):
+    """The MLflow store cannot be reached or written now; the journals have what it lacks."""
+
+
+def _reaching_the_store(
+    method: Callable[Concatenate["MlflowView", Arguments], Result],
+) -> Callable[Concatenate["MlflowView", Arguments], Result]:
+    """The method; where MLflow fails, it raises `TrackingError` and doubts what was sent."""
+
+    @functools.wraps(method)
+    def reach(view: "MlflowView", /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        try:
+            return method(view, *args, **kwargs)
+        except STORE_ERRORS as error:
+            view.doubt()
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise TrackingError(first[:300]) from None
+
+    return reach
+
 
 class MlflowView:
-    """One sweep's runs in one MLflow store."""
+    """One sweep's runs in one MLflow store.
+
+    Methods raise `TrackingError` where the store cannot be used; a later call makes up for it.
+    """
 
     def __init__(self, uri: str, root: Path, sweep: str) -> None:
         self._sweep = sweep
@@ -65,11 +100,14 @@ class MlflowView:
             self._client = _connect(uri)
             self._experiment = self._ensure_experiment(root)
         self._parent: str | None = None
+        self._is_known = False
         self._runs: dict[str, str] = {}
+        self._described: set[str] = set()
         self._synced: dict[str, str] = {}
         self._steps: dict[str, int] = {}
         self._offsets: dict[Path, int] = {}
 
+    @_reaching_the_store
     def open(self, params: dict[str, Any], provenance: Provenance) -> str:
         """Find or make the sweep's parent run, mark it running, and return its id."""
         if self.find_parent():
@@ -81,23 +119,38 @@ class MlflowView:
             )
             self._parent = run.info.run_id
             self._log_params(self._parent_id, params)
-        for run in self._search(f"tags.`mlflow.parentRunId` = '{self._parent}'"):
+        self._find_runs()
+        return self._parent_id
+
+    def doubt(self) -> None:
+        """Forget what the store is believed to have, so that it is asked."""
+        self._is_known = False
+
+    def _find_runs(self) -> None:
+        """Ask the store for the sweep's runs and for what they show."""
+        for known in (self._runs, self._described, self._synced, self._steps, self._offsets):
+            known.clear()
+        for run in self._search(f"tags.`mlflow.parentRunId` = '{self._parent_id}'"):
             name = run.data.tags["replicate_id"]
             self._runs[name] = run.info.run_id
             self._synced[name] = run.data.tags.get("synced", "")
-        return self._parent_id
+            if "described" in run.data.tags:
+                self._described.add(name)
+        self._is_known = True
 
     @property
     def _parent_id(self) -> str:
         assert self._parent is not None, "open or find_parent comes first"
         return self._parent
 
+    @_reaching_the_store
     def find_parent(self) -> bool:
         """Find the sweep's parent run; whether there is one."""
         run = next(self._search("tags.kind = 'sweep'"), None)
         self._parent = run.info.run_id if run is not None else None
         return run is not None
 
+    @_reaching_the_store
     def sync(
         self,
         ledger: Ledger,
@@ -113,12 +166,15 @@ class MlflowView:
             states: what the journals say of each of `records`.
             provenance: for the tags of new runs.
         """
+        if not self._is_known:
+            self._find_runs()
         for name, planned in records.items():
             state = states[name]
             if not state.attempts or self._synced.get(name) == _signature(state):
                 continue
             self._sync_one(ledger, ledger.record(planned, state), state, provenance)
 
+    @_reaching_the_store
     def close(self, status: str, metrics: dict[str, float], note: str) -> None:
         """Mark the parent run as ended, with the sweep's headline numbers."""
         self._log(
@@ -128,6 +184,7 @@ class MlflowView:
         self._client.set_tag(self._parent_id, "mlflow.note.content", note)
         self._client.set_terminated(self._parent_id, status=status)
 
+    @_reaching_the_store
     def attach(self, folder: Path, files: Iterable[Path]) -> None:
         """Copy files under a folder to the parent run's artifacts, folders kept."""
         for path in files:
@@ -136,6 +193,7 @@ class MlflowView:
                 self._parent_id, str(path), None if inside == Path() else str(inside)
             )
 
+    @_reaching_the_store
     def record_file(self, path: Path, provenance: Provenance) -> None:
         """Make a finished run that holds one file, named as the file is."""
         tags = {"kind": "benchmark", **_source_tags(provenance)}
@@ -145,6 +203,7 @@ class MlflowView:
         self._client.log_artifact(run.info.run_id, str(path))
         self._client.set_terminated(run.info.run_id)
 
+    @_reaching_the_store
     def forget(self) -> int:
         """Delete the sweep's runs from the view, to be made again; returns how many there were."""
         found = list(self._search("tags.kind = 'replicate'")) + list(
@@ -152,11 +211,11 @@ class MlflowView:
         )
         for run in found:
             self._client.delete_run(run.info.run_id)
-        for known in (self._runs, self._synced, self._steps, self._offsets):
-            known.clear()
+        self.doubt()
         self._parent = None
         return len(found)
 
+    @_reaching_the_store
     def differences(self, ledger: Ledger, records: dict[str, TrialRecord]) -> list[str]:
         """Sentences on every replicate whose run does not show what the journals hold."""
         runs: dict[str, list[Run]] = {}
@@ -230,11 +289,10 @@ class MlflowView:
         name = record.replicate_id
         if name not in self._runs:
             self._runs[name] = self._create(record, state, provenance)
-            self._client.log_artifact(
-                self._runs[name], str(ledger.replicate_folder(name) / "config.json")
-            )
             self._steps[name] = -1
         run_id = self._runs[name]
+        if name not in self._described:
+            self._describe(ledger, record, run_id)
         if name not in self._steps:
             history = self._client.get_metric_history(run_id, "tokens")
             self._steps[name] = max((metric.step for metric in history), default=-1)
@@ -262,8 +320,15 @@ class MlflowView:
         run = self._client.create_run(
             self._experiment, start_time=started, tags=tags, run_name=run_name(record)
         )
-        self._log_params(run.info.run_id, _flat_params(record))
         return str(run.info.run_id)
+
+    def _describe(self, ledger: Ledger, record: TrialRecord, run_id: str) -> None:
+        """What never changes of a run; MLflow takes equal values again."""
+        folder = ledger.replicate_folder(record.replicate_id)
+        self._client.log_artifact(run_id, str(folder / "config.json"))
+        self._log_params(run_id, _flat_params(record))
+        self._client.set_tag(run_id, "described", "True")
+        self._described.add(record.replicate_id)
 
     def _send_curve(self, name: str, run_id: str, state: ReplicateState) -> None:
         metrics: list[Metric] = []
