@@ -18,7 +18,7 @@ conditional axis holds, the cell keeps its base value.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 Assignment = dict[str, Any]
 Lookup = Callable[[str], Any]
@@ -74,7 +74,7 @@ def expand(axes: dict[str, Any], exclude: list[dict[str, Any]], lookup: Lookup) 
     parsed = [_parse(name, values) for name, values in axes.items()]
     unmatched: list[str] = []
     cells: list[Assignment] = [{}]
-    for axis in _in_dependency_order(parsed):
+    for axis in in_dependency_order(parsed):
         cells = _apply(axis, cells, lookup, unmatched)
     order = [path for axis in parsed for path in axis.paths]
     cells = [{path: cell[path] for path in order if path in cell} for cell in cells]
@@ -124,10 +124,29 @@ def _check_values(name: str, paths: tuple[str, ...], values: list[Any]) -> None:
             )
 
 
-def _in_dependency_order(axes: list[_Axis]) -> list[_Axis]:
-    """The axes so that each comes after those that its conditions name; otherwise as written."""
+class Conditional(Protocol):
+    """Something that sets paths and may hold only where other paths have some value."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Dotted paths that it sets."""
+
+    @property
+    def conditions(self) -> frozenset[str]:
+        """Dotted paths that its conditions name."""
+
+
+C = TypeVar("C", bound=Conditional)
+
+
+def in_dependency_order(axes: list[C]) -> list[C]:
+    """The axes so that each comes after those that its conditions name; otherwise as written.
+
+    Raises:
+        AxisError: the conditions go in a circle.
+    """
     swept = {path for axis in axes for path in axis.paths}
-    ordered: list[_Axis] = []
+    ordered: list[C] = []
     done: set[str] = set()
     waiting = list(axes)
     while waiting:
@@ -149,7 +168,7 @@ def _apply(
     for cell in cells:
         values: list[Any] = []
         for index, entry in enumerate(axis.entries):
-            if _holds(entry.when, cell, lookup, f"axes.{', '.join(axis.paths)}"):
+            if holds(entry.when, cell, lookup, f"axes.{', '.join(axis.paths)}"):
                 matched[index] += 1
                 values += [value for value in entry.values if value not in values]
         for value in values:
@@ -160,7 +179,7 @@ def _apply(
     for entry, count in zip(axis.entries, matched, strict=True):
         if not count:
             unmatched.append(
-                f"axes.{', '.join(axis.paths)}: no cell meets the condition {_shown(entry.when)}"
+                f"axes.{', '.join(axis.paths)}: no cell meets the condition {shown(entry.when)}"
             )
     return result
 
@@ -172,21 +191,26 @@ def _exclude(
     matched = [False] * len(rules)
     kept: list[Assignment] = []
     for cell in cells:
-        holds = [_holds(rule, cell, lookup, "exclude") for rule in rules]
-        matched = [before or now for before, now in zip(matched, holds, strict=True)]
-        if any(holds):
-            counts[holds.index(True)] += 1
+        met = [holds(rule, cell, lookup, "exclude") for rule in rules]
+        matched = [before or now for before, now in zip(matched, met, strict=True)]
+        if any(met):
+            counts[met.index(True)] += 1
         else:
             kept.append(cell)
     unmatched += [
-        f"exclude: no cell meets {_shown(rule)}"
+        f"exclude: no cell meets {shown(rule)}"
         for rule, ever in zip(rules, matched, strict=True)
         if not ever
     ]
     return kept, counts
 
 
-def _holds(condition: dict[str, Any], cell: Assignment, lookup: Lookup, where: str) -> bool:
+def holds(condition: dict[str, Any], cell: Assignment, lookup: Lookup, where: str) -> bool:
+    """Whether a cell has, for each path of a condition, the value or one of the values named.
+
+    Raises:
+        AxisError: a path that does not exist; `where` says whose condition it is.
+    """
     for path, wanted in condition.items():
         try:
             value = cell[path] if path in cell else lookup(path)
@@ -197,5 +221,6 @@ def _holds(condition: dict[str, Any], cell: Assignment, lookup: Lookup, where: s
     return True
 
 
-def _shown(condition: dict[str, Any]) -> str:
+def shown(condition: dict[str, Any]) -> str:
+    """A condition as it is written in a sweep file."""
     return "{" + ", ".join(f"{path}: {value}" for path, value in condition.items()) + "}"

@@ -138,8 +138,10 @@ def _load(options: argparse.Namespace) -> "Sweep":
 
 def _make_plan(options: argparse.Namespace, *, joins_ledger: bool = True) -> "Plan":
     from orchestrator.plan import make_plan
+    from orchestrator.rounds import extended
 
-    return make_plan(_load(options), _root(options), Path.cwd(), joins_ledger=joins_ledger)
+    plan = make_plan(_load(options), _root(options), Path.cwd(), joins_ledger=joins_ledger)
+    return extended(plan) if joins_ledger else plan
 
 
 def _sweep(options: argparse.Namespace) -> int:
@@ -167,6 +169,11 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _train(options: argparse.Namespace) -> int:
     plan = _make_plan(options, joins_ledger=False)
+    if plan.sweep.space is not None:
+        raise ConfigError(
+            "train runs one cell of a grid, and a search has points that results decide; give "
+            "train a sweep file without search"
+        )
     if len(plan.desired) != 1:
         raise ConfigError(
             f"train runs one cell with one seed, but {len(plan.sweep.cells)} cells and "

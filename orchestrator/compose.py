@@ -25,10 +25,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from models.configs import MIXER_CONFIGS
-from orchestrator.axes import AxisError, Expansion, expand
-from orchestrator.cells import Cell, resolve_cells
+from orchestrator.axes import Assignment, AxisError, Expansion, expand
+from orchestrator.cells import COMPARED, Cell, resolve_cells
 from orchestrator.config import SPEC_KEYS, SweepSpec, TrialConfig, dataclass_in
 from orchestrator.errors import ConfigError
+from orchestrator.space import Space
 from orchestrator.training.optim.configs import OPTIMIZER_CONFIGS
 
 CONF_FOLDER = Path(__file__).resolve().parent.parent / "conf"
@@ -43,7 +44,13 @@ REGISTRIES: dict[str, dict[str, Any]] = {
 
 REGISTRY_DEFAULTS = {"model.mixer": "softmax", "optimizer": "adamw"}
 
+NOT_SEARCHED = tuple(path for path in COMPARED if path != "batch.tokens")
+"""Paths that all points of a search share; tokens per step may differ at an equal budget."""
+
 LISTED_KEYS = {"base", "axes", "exclude"}
+
+MOST_CORNERS = 512
+"""Points of a search's space that are resolved to check it before anything runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +59,13 @@ class Sweep:
 
     Attributes:
         spec: what the file and the command line say.
-        cells: the resolved cells, in axis order, each once.
+        cells: the resolved cells, in axis order, each once; of a search, corners of its space
+            until it has asked for points.
         excluded: for each exclusion in order, the cells it removed.
         notes: sentences worth printing: dropped conditions, merged cells.
         conf_path: the sweep file.
         overrides: the command line's overrides, as typed.
+        space: of a search; None for a grid.
     """
 
     spec: SweepSpec
@@ -65,6 +74,7 @@ class Sweep:
     notes: list[str]
     conf_path: Path
     overrides: list[str]
+    space: Space | None = None
 
 
 def load_sweep(conf: str, overrides: list[str], folder: Path) -> Sweep:
@@ -94,10 +104,22 @@ def load_sweep(conf: str, overrides: list[str], folder: Path) -> Sweep:
             cells, notes = resolve_cells(spec, expansion.cells, composer.values)
             typed = {_key(change) for change in changes}
             notes += _unread(spec, composer, path, typed if changes else set(spec.base))
+            space = _space(changed, composer)
     except AxisError as error:
         raise ConfigError(f"{path.name}: {error}") from None
     dropped = [f"dropped after the overrides: {text}" for text in expansion.unmatched]
-    return Sweep(spec, cells, expansion.excluded, dropped + notes, path, overrides)
+    return Sweep(spec, cells, expansion.excluded, dropped + notes, path, overrides, space)
+
+
+def resolve_points(sweep: Sweep, points: list[Assignment]) -> list[Cell]:
+    """The cell of each point of a search, in their order; equal cells stay.
+
+    Raises:
+        ConfigError: a point with values that their owners refuse together.
+    """
+    with _hydra():
+        composer = _Composer(sweep.conf_path.parent)
+        return [resolve_cells(sweep.spec, [point], composer.values)[0][0] for point in points]
 
 
 def find_conf(conf: str, folder: Path) -> Path:
@@ -154,6 +176,7 @@ def _read(path: Path) -> dict[str, Any]:
         raw[key] = raw.get(key) or kind()
         if not isinstance(raw[key], kind):
             raise ConfigError(f"{path.name}: {key} must be a {kind.__name__}, got {raw[key]!r}")
+    _check_search(raw, path)
     raw["base"] = dict(_flattened(raw["base"]))
     _require_known(raw["base"], f"{path.name}: base")
     for name in raw["axes"]:
@@ -165,6 +188,30 @@ def _read(path: Path) -> dict[str, Any]:
             )
         _require_known(rule, f"{path.name}: exclude")
     return {str(key): value for key, value in raw.items()}
+
+
+def _check_search(raw: dict[Any, Any], path: Path) -> None:
+    """Refuse a search that is no mapping, sets unknown paths, or stands beside a grid."""
+    search = raw.get("search")
+    if search is None:
+        return
+    if not isinstance(search, dict) or not isinstance(search.get("space", {}), dict):
+        raise ConfigError(f"{path.name}: search and search.space hold keys and values")
+    space = search.setdefault("space", {})
+    _require_known(space, f"{path.name}: search.space")
+    for key in ("axes", "exclude"):
+        if raw[key]:
+            raise ConfigError(
+                f"{path.name}: {key} belongs to a grid; a search says it all in search.space, "
+                "with conditions (`when`) where a value needs another"
+            )
+    for name in space:
+        owner = next((p for p in NOT_SEARCHED if name == p or name.startswith(f"{p}.")), None)
+        if owner is not None:
+            raise ConfigError(
+                f"{path.name}: search.space.{name} would compare losses across {owner}; "
+                "search each value under a name of its own"
+            )
 
 
 def _flattened(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -221,6 +268,10 @@ def _paths(cls: type[Any]) -> Iterator[str]:
 def _spec(raw: dict[str, Any], path: Path) -> SweepSpec:
     """The typed sweep; `base`, `axes` and `exclude` stay as they are, for the cells to resolve."""
     typed = {key: value for key, value in raw.items() if key not in LISTED_KEYS}
+    space: dict[str, Any] = {}
+    if typed.get("search"):  # its paths have dots and its values stay as they are
+        space = typed["search"].get("space", {})
+        typed["search"] = {key: v for key, v in typed["search"].items() if key != "space"}
     seeds = typed.get("seeds")
     if isinstance(seeds, str):
         typed["seeds"] = _sweep_values(_parse_override(f"seeds={seeds}"))
@@ -228,6 +279,8 @@ def _spec(raw: dict[str, Any], path: Path) -> SweepSpec:
         typed["seeds"] = [seeds]
     try:
         merged = OmegaConf.merge(OmegaConf.structured(SweepSpec), typed)
+        if space:
+            OmegaConf.update(merged, "search", {"space": space}, merge=True)
         spec = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path.name}: {_explained(error, _spec_paths())}") from None
@@ -262,6 +315,10 @@ def _check_spec(spec: SweepSpec, path: Path) -> None:
         if spec.seeds.count(seed) > 1:
             raise ConfigError(f"{path.name}: seeds holds {seed} {spec.seeds.count(seed)} times")
     _require_known(dict.fromkeys(spec.compare_within), f"{path.name}: compare_within")
+    if spec.adaptive is not None:
+        for comparison in spec.adaptive.comparisons:
+            for condition in (comparison.first, comparison.second):
+                _require_known(condition, f"{path.name}: adaptive.comparisons")
 
 
 # The command line --------------------------------------------------------------------------------
@@ -316,6 +373,7 @@ def _with_overrides(raw: dict[str, Any], changes: list[Override]) -> dict[str, A
     """The file's content with the command line's values: of the sweep, of an axis, or of `base`."""
     result = copy.deepcopy(raw)
     swept = {part.strip(): name for name in result["axes"] for part in str(name).split(",")}
+    space = (result.get("search") or {}).get("space", {})
     for change in changes:
         key, values = _key(change), _sweep_values(change)
         name = key.split(".")[0]
@@ -323,10 +381,16 @@ def _with_overrides(raw: dict[str, Any], changes: list[Override]) -> dict[str, A
             result["axes"][key.removeprefix("axes.")] = values
         elif name in SPEC_KEYS:
             _set_spec(result, key, values, change)
+        elif key in space:
+            _narrow(result, key, values, change)
         elif key in swept:
             _replace_axis(result["axes"], swept[key], key, values)
         elif change.is_sweep_override():
             _require_known({key: None}, "override")
+            if space:
+                raise ConfigError(
+                    f"override {key}: a search has no axes; put {key} into search.space"
+                )
             result["axes"][key] = values
             result["base"].pop(key, None)
         else:
@@ -338,6 +402,10 @@ def _with_overrides(raw: dict[str, Any], changes: list[Override]) -> dict[str, A
 def _set_spec(result: dict[str, Any], key: str, values: list[Any], change: Override) -> None:
     if key in LISTED_KEYS:
         raise ConfigError(f"override {key}: name the path itself, e.g. budget.tokens=1_000_000")
+    if key.startswith("search.space"):
+        raise ConfigError(
+            f"override {key}: name the path itself, e.g. optimizer=adamw or optimizer=adamw,muon"
+        )
     value = values if key in ("seeds", "compare_within") else _plain(change.value())
     if change.is_sweep_override() and key not in ("seeds", "compare_within"):
         raise ConfigError(f"override {key}: takes one value, since it is no property of a cell")
@@ -346,6 +414,15 @@ def _set_spec(result: dict[str, Any], key: str, values: list[Any], change: Overr
     for parent in parents:
         node = node.setdefault(parent, {})
     node[last] = value
+
+
+def _narrow(result: dict[str, Any], key: str, values: list[Any], change: Override) -> None:
+    """Fix a path of a search's space to one value, or let it choose among those typed."""
+    if change.is_sweep_override():
+        result["search"]["space"][key] = values
+    else:
+        del result["search"]["space"][key]
+        result["base"][key] = _plain(change.value())
 
 
 def _replace_axis(axes: dict[str, Any], name: str, key: str, values: list[Any]) -> None:
@@ -537,7 +614,18 @@ def _update(config: DictConfig, inside: str, value: Any, path: str) -> None:
         raise ConfigError(f"{path}={value!r}: {_first_line(error)}") from None
 
 
+def _space(raw: dict[str, Any], composer: _Composer) -> Space | None:
+    values = (raw.get("search") or {}).get("space")
+    if not values:
+        return None
+    return Space(values, lambda path: composer.lookup(raw["base"], path))
+
+
 def _expand(raw: dict[str, Any], composer: _Composer) -> Expansion:
+    space = _space(raw, composer)
+    if space is not None:
+        corners, unmet = space.corners(MOST_CORNERS)
+        return Expansion(corners, [], [f"search.space: no point meets {name}" for name in unmet])
     return expand(raw["axes"], raw["exclude"], lambda path: composer.lookup(raw["base"], path))
 
 

@@ -330,9 +330,7 @@ class SearchConfig:
             if getattr(self, name) < least:
                 raise ValueError(f"search.{name}={getattr(self, name)} must be at least {least}")
         if self.objectives not in (["loss"], ["loss", "speed"]):
-            raise ValueError(
-                f"search.objectives={self.objectives} must be [loss] or [loss, speed]"
-            )
+            raise ValueError(f"search.objectives={self.objectives} must be [loss] or [loss, speed]")
         if self.asha is not None and self.sampler == "gp":
             raise ValueError(
                 "search.asha stops points early, but sampler: gp learns from finished ones only; "

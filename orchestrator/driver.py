@@ -19,6 +19,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.failures import alike
 from orchestrator.ledger import DriverLock, Ledger, ReplicateState, read_rows
 from orchestrator.plan import Plan
+from orchestrator.points import record_asks
 from orchestrator.provenance import Provenance
 from orchestrator.readiness import (
     completeness,
@@ -28,6 +29,7 @@ from orchestrator.readiness import (
     refuse_other_data,
 )
 from orchestrator.records import TrialRecord
+from orchestrator.rounds import extended, next_round, unreached
 from orchestrator.store_uri import tracking_uri, without_secret
 
 if TYPE_CHECKING:
@@ -118,10 +120,15 @@ class _Call:
             progress = _Progress(plan, view, self._provenance, self._console)
             view.open(_sweep_params(plan), self._provenance)
             self._progress = progress
-            with Watch(plan, self._console) as watch:
-                progress.watch = watch
-                _announce(plan, self._console)
-                self.plan = run_lanes(plan, self._provenance, progress.tick, progress.finish)
+            _announce(plan, self._console)
+            tried: set[str] = set()
+            while (current := next_round(self.plan, tried)) is not None:
+                record_asks(current)
+                with Watch(current, self._console) as watch:
+                    progress.follow(self.plan, watch)
+                    ended = run_lanes(current, self._provenance, progress.tick, progress.finish)
+                tried |= unreached(current, ended)
+                self.plan = extended(self.plan, tried)
 
     def conclude(self) -> None:
         """Parquet, report and MLflow of a sweep whose lanes have ended."""
@@ -164,6 +171,12 @@ class _Progress:
         self._lock = threading.Lock()
         self._open = dict(plan.desired)
         self._failed_before = {n for n, s in plan.states.items() if s.status == "failed"}
+
+    def follow(self, plan: Plan, watch: Watch) -> None:
+        """Look after the replicates of a plan from now on, and show them."""
+        with self._lock:
+            self._plan, self.watch = plan, watch
+            self._open = dict(plan.desired)
 
     def tick(self) -> None:
         """Bring open replicates up to date; those with a result are closed.

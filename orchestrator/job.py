@@ -29,6 +29,7 @@ class Job:
             the device's memory; None for the configuration's own.
         max_seconds: after which the attempt is ended; None for no limit.
         stamp: what the journal repeats of the sweep's provenance.
+        pause_step: after which a loss trial waits to be continued; None for its end.
     """
 
     lane: str
@@ -46,3 +47,4 @@ class Job:
     micro_windows: int | None
     max_seconds: float | None
     stamp: dict[str, Any]
+    pause_step: int | None = None

@@ -2,14 +2,15 @@
 
     SWEEP/spec.json                               what was asked for, and who ran it
     SWEEP/driver.lock                             held by the process that runs the sweep
+    SWEEP/search.jsonl                            what a search has asked for (orchestrator.points)
     SWEEP/replicates/ID/config.json               the replicate's identity and configuration
     SWEEP/replicates/ID/attempt-0001.jsonl        one try at the loss trial, event by event
     SWEEP/replicates/ID/speed-0001.jsonl          one try at the speed measurement
     SWEEP/trials.parquet  curves.parquet          compaction, written atomically
 
 The journal is the record; Parquet and MLflow are made from it. A journal line is a JSON object
-with `event` (`claim`, `start`, `step`, `checkpoint`, `end`) and `time` (Unix seconds). A torn
-last line, left by a process that was killed while it wrote, is ignored.
+with `event` (`claim`, `start`, `step`, `checkpoint`, `stop`, `end`) and `time` (Unix seconds). A
+torn last line, left by a process that was killed while it wrote, is ignored.
 """
 
 import fcntl
@@ -32,7 +33,7 @@ import pyarrow.parquet as pq
 from orchestrator.errors import LedgerError
 from orchestrator.records import CURVE_COLUMNS, TRIAL_COLUMNS, CurvePoint, TrialRecord
 
-DURABLE_EVENTS = ("claim", "start", "checkpoint", "end")
+DURABLE_EVENTS = ("claim", "start", "checkpoint", "stop", "end", "asked", "promoted")
 """Events that are on disk before the trial goes on."""
 
 TAIL_BYTES = 65_536
@@ -149,6 +150,7 @@ class ReplicateState:
         end: the last attempt's `end` event.
         start: the last attempt's `claim` and `start` events together.
         speed: the newest completed speed measurement's `end` event.
+        is_paused: whether the last attempt stopped where it was told to, to be continued.
     """
 
     attempts: tuple[Path, ...] = ()
@@ -158,6 +160,7 @@ class ReplicateState:
     end: dict[str, Any] = field(default_factory=dict)
     start: dict[str, Any] = field(default_factory=dict)
     speed: dict[str, Any] = field(default_factory=dict)
+    is_paused: bool = False
 
     @property
     def is_result(self) -> bool:
@@ -232,11 +235,12 @@ class Ledger:
         start, end = opening(attempts[-1]), last_event(attempts[-1]) or {}
         if end.get("event") == "end":
             status, failure = end["status"], end.get("failure_class")
-        elif is_alive(start):
-            status, failure, end = "running", None, {}
-        else:
-            status, failure, end = "pending", None, {}
-        return ReplicateState(attempts, speeds, status, failure, end, start, speed)
+            return ReplicateState(attempts, speeds, status, failure, end, start, speed)
+        is_paused = end.get("event") == "stop"  # the worker may live on with another trial
+        status = "running" if is_alive(start) and not is_paused else "pending"
+        return ReplicateState(
+            attempts, speeds, status, start=start, speed=speed, is_paused=is_paused
+        )
 
     def states(self, replicate_ids: Iterable[str]) -> dict[str, ReplicateState]:
         """`state` of several replicates."""

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,8 @@ class Plan:
         states: the ledger's word on each desired replicate.
         undesired: replicates on disk that the sweep no longer asks for.
         notes: sentences worth printing.
+        pause_steps: of replicates that are trained to a step for now, which one.
+        asks: what a search has decided and not yet written to its journal.
     """
 
     sweep: Sweep
@@ -50,6 +52,8 @@ class Plan:
     states: dict[str, ReplicateState]
     undesired: list[str]
     notes: list[str]
+    pause_steps: dict[str, int] = field(default_factory=dict)
+    asks: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def spec(self) -> SweepSpec:
@@ -102,8 +106,6 @@ def make_plan(sweep: Sweep, root: Path, folder: Path, *, joins_ledger: bool = Tr
     except ValueError as error:
         raise ConfigError(str(error)) from None
     _refuse_infeasible(spec, device, machine)
-    if spec.purpose == "search":
-        raise ConfigError("purpose=search is not there yet; use purpose=compare for a grid")
     if spec.price.max_gpu_hours is not None:
         notes.append("price.max_gpu_hours is not enforced yet: cost is not estimated")
     tracking_uri(spec.tracking.uri, root)
@@ -113,7 +115,7 @@ def make_plan(sweep: Sweep, root: Path, folder: Path, *, joins_ledger: bool = Tr
     desired = {
         record.replicate_id: record
         for seed in spec.seeds
-        for cell in sweep.cells
+        for cell in ([] if spec.purpose == "search" else sweep.cells)  # it asks for its points
         for record in [planned_record(spec.name, cell, seed)]
     }
     ledger = Ledger(root, spec.name)

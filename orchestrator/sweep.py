@@ -26,6 +26,8 @@ import psutil
 os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# Training is what the machine is there for: 15, Ray's own, is for interactive machines.
+os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")
@@ -117,7 +119,7 @@ def _loss_lane(plan: Plan, provenance: Provenance, on_tick: OnTick) -> Plan:
         again = []
         for name in waiting:
             state = plan.states[name]
-            if state.is_result:
+            if state.is_result or state.is_paused:
                 continue
             failures[name].append(state.failure_class or "oom_host")
             if grants_retry(plan.spec.retries, failures[name]) and _fits_smaller(plan, name):
@@ -156,6 +158,7 @@ def _jobs(plan: Plan, names: Sequence[str], lane: str, provenance: Provenance) -
             steps=plan.spec.lanes.speed.steps,
             warmup_steps=plan.spec.lanes.speed.warmup_steps,
             micro_windows=_micro_windows(plan, name),
+            pause_step=plan.pause_steps.get(name) if lane == "loss" else None,
             max_seconds=None if minutes is None else 60 * minutes,
             stamp=stamp,
         )
@@ -214,7 +217,7 @@ def _run_round(
 def _close_abandoned(job: Job, error: Exception | None) -> None:
     """Journal the end of an attempt that did not do so itself."""
     path = Path(job.journal)
-    if path.is_file() and (last_event(path) or {}).get("event") == "end":
+    if path.is_file() and (last_event(path) or {}).get("event") in ("end", "stop"):
         return
     if error is None or "ActorDied" in str(error) or "ActorUnavailable" in str(error):
         failure, sentence = classify_death(Path(job.folder))
@@ -283,6 +286,8 @@ def local_ray(plan: Plan) -> Iterator[None]:
             runtime_env={"env_vars": _worker_environment(plan)},
         )
         signal.signal(signal.SIGTERM, before)
+        # How trials end is in their journals; Tune would print each failure's way through Ray.
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
         yield
     finally:
         ray.shutdown()

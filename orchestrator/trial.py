@@ -141,6 +141,7 @@ def run_trial(
     journal: JournalSink,
     checkpoint_folder: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    pause_step: int | None = None,
     ranks: Ranks = ALONE,
 ) -> TrialOutcome:
     """Trains one configuration with one seed to the end of its budget, or from its checkpoint on.
@@ -157,11 +158,12 @@ def run_trial(
         checkpoint_folder: where checkpoints are written and looked for; None for neither.
         should_stop: asked after every step that has been read; true ends the trial, with a
             checkpoint where there is a folder for it.
+        pause_step: after which the trial is evaluated and ended in the same way.
         ranks: that train together, each calling this with the same arguments; only the first one
             tells the journal and writes checkpoints.
 
     Raises:
-        ValueError: inputs that cannot be trained with.
+        ValueError: inputs that cannot be trained with, or a pause that lies behind the checkpoint.
         CheckpointMismatchError: the folder's checkpoint belongs to another trial.
     """
     started = time.perf_counter()
@@ -173,6 +175,11 @@ def run_trial(
         if not ranks.is_first:
             journal = NullJournal()
         progress = _begin(session, checkpoint_folder)
+        if pause_step is not None and not progress.steps < pause_step < config.num_steps:
+            raise ValueError(
+                f"{pause_step=} must come after step {progress.steps}, which is done, and before "
+                f"the last step {config.num_steps}"
+            )
         started -= progress.earlier_wall_seconds
         journal.append(
             {
@@ -183,7 +190,13 @@ def run_trial(
                 **session.facts(),
             }
         )
-        is_stopped = _train(session, progress, journal, checkpoint_folder, should_stop, started)
+
+        def stops_now() -> bool:
+            return progress.steps == pause_step or should_stop()
+
+        is_stopped = _train(
+            session, progress, journal, checkpoint_folder, stops_now, started, pause_step
+        )
         outcome = _outcome(session, progress, time.perf_counter() - started, is_stopped=is_stopped)
         kind = "stop" if is_stopped else "end"
         journal.append({"event": kind, **outcome.as_fields()})
@@ -212,6 +225,7 @@ def _train(
     checkpoint_folder: Path | None,
     should_stop: Callable[[], bool],
     started: float,
+    pause_step: int | None,
 ) -> bool:
     """Trains to the end, to a divergence, or until asked to stop; returns whether it was asked."""
     config = session.config
@@ -230,6 +244,7 @@ def _train(
         evaluate_now=session.evaluate,
         start_step=progress.steps,
         start_seconds=progress.training_seconds,
+        pause_step=pause_step,
         ranks=session.ranks,
     ):
         progress.advance(metrics, config.num_steps)

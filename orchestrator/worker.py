@@ -140,8 +140,10 @@ def _run(job: Job, journal: Journal) -> str:
         journal=journal,
         checkpoint_folder=checkpoints,
         should_stop=lambda: False,
+        pause_step=job.pause_step,
     )
-    shutil.rmtree(checkpoints, ignore_errors=True)  # a trial with a result is never continued
+    if outcome.status != "stopped":  # a trial with a result is never continued
+        shutil.rmtree(checkpoints, ignore_errors=True)
     return str(outcome.status)
 
 

@@ -97,6 +97,7 @@ def fit(
     evaluate_now: Callable[[], Evaluation],
     start_step: int = 0,
     start_seconds: float = 0.0,
+    pause_step: int | None = None,
     ranks: Ranks = ALONE,
 ) -> Iterator[StepMetrics]:
     """Trains from `start_step` to the end of the budget, yielding each step once, in order.
@@ -113,6 +114,7 @@ def fit(
         evaluate_now: scores the model as it is.
         start_step: optimizer steps already done.
         start_seconds: training time that they took.
+        pause_step: a step after which the caller means to stop, so that it is evaluated and read.
         ranks: that share each step's windows; every rank yields the same losses and norms.
     """
     unread, seconds, since = _Unread(), start_seconds, time.perf_counter()
@@ -123,7 +125,8 @@ def fit(
             model, optimizer, micro_batches, config.clip_norm, runtime, ranks
         )
         unread.add(index + 1, rates, loss, grad_norm)
-        if not _is_read(config, index + 1, runtime):
+        is_pause = index + 1 == pause_step
+        if not (is_pause or _is_read(config, index + 1, runtime)):
             continue
         rows = unread.read()
         seconds += time.perf_counter() - since
@@ -131,7 +134,7 @@ def fit(
             is_newest = step == index + 1
             reason = _divergence(step_loss, step_norm, config.diverged_above_nats)
             evaluation = None
-            if is_newest and reason is None and _is_evaluated(config, step):
+            if is_newest and reason is None and (is_pause or _is_evaluated(config, step)):
                 evaluation = evaluate_now()
                 if not evaluation.is_finite:
                     reason = f"the evaluation loss is {evaluation.loss_nats}"
