@@ -46,6 +46,7 @@ class Watch:
     plan: Plan
     console: Console
     _todo: set[str] = field(init=False)
+    _said: dict[str, int] = field(init=False)
     _ended: set[str] = field(default_factory=set)
     _shown_at: float = 0.0
     _began: float = field(default_factory=time.monotonic)
@@ -53,6 +54,8 @@ class Watch:
 
     def __post_init__(self) -> None:
         self._todo = set(self.plan.to_run)
+        # Attempts whose end was said, or was seen by an earlier call.
+        self._said = {name: len(self.plan.states[name].attempts) for name in self._todo}
 
     def __enter__(self) -> "Watch":
         if self.console.is_terminal and self._todo:
@@ -75,9 +78,15 @@ class Watch:
     def update(self, states: dict[str, ReplicateState]) -> None:
         """Show what has moved."""
         for name, state in states.items():
-            if name in self._todo and state.end and name not in self._ended:
+            if name not in self._todo:
+                continue
+            is_news = len(state.attempts) > self._said[name]
+            if state.end and is_news:
+                self._said[name] = len(state.attempts)
                 self._ended.add(name)
                 self._say_end(name, state)
+            elif is_news:  # tried again
+                self._ended.discard(name)
         share = self._share(states)
         text = self._line(states, share)
         if self._bar is not None:

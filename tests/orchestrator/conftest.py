@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,8 +172,16 @@ def descendants():
 
 
 @pytest.fixture(scope="session")
+def empty_store(tmp_path_factory):
+    """A migrated, empty store; making one takes seconds, copying it does not."""
+    folder = tmp_path_factory.mktemp("store")
+    mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments(max_results=1)
+    return folder / "mlflow.db"
+
+
+@pytest.fixture(scope="session")
 def prepared_root(tmp_path_factory):
-    """A root with prepared data and a migrated store, to be copied: making them takes seconds."""
+    """A root with prepared data."""
     folder = tmp_path_factory.mktemp("prepared")
     generator = np.random.Generator(np.random.PCG64(0))
     words = ["".join(generator.choice(list("abcdefgh"), size=4)) for _ in range(300)]
@@ -183,20 +192,16 @@ def prepared_root(tmp_path_factory):
     command = [sys.executable, "-m", "orchestrator", "data", "prepare", "conf=fake.yaml"]
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-    uri = f"sqlite:///{folder}/runs/mlflow.db"
-    mlflow.MlflowClient(uri).search_experiments(max_results=1)
     return folder
 
 
 @pytest.fixture
-def fake(prepared_root, tmp_path):
+def fake(prepared_root, empty_store, tmp_path):
     """A new sweep of scripted trials; what it leaves running at the end of a test is ended."""
     (tmp_path / "runs").mkdir()
     for name in ("text.jsonl", "runs/data"):
         os.symlink(prepared_root / name, tmp_path / name)
-    (tmp_path / "runs" / "mlflow.db").write_bytes(
-        (prepared_root / "runs" / "mlflow.db").read_bytes()
-    )
+    shutil.copy(empty_store, tmp_path / "runs" / "mlflow.db")
     yield FakeSweep(tmp_path)
     for process in descendants_of(tmp_path):
         process.send_signal(signal.SIGKILL)

@@ -90,7 +90,8 @@ def slow(config):
 
 
 def hang(config):
-    """Where Python code cannot be interrupted: one call into C, with the interpreter's lock."""
+    """Where Python code cannot be interrupted: one call into C that no signal ends."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     ctypes.PyDLL(None).sleep(3600)
 
 
@@ -110,7 +111,17 @@ def loss(seed, rate, step):
     return 8.0 - math.log1p(step) * (1 + 100 * rate) - 0.001 * seed
 
 
-def run_trial(config, *, seed, data_folder, runtime, journal, checkpoint_folder, should_stop):
+def run_trial(
+    config,
+    *,
+    seed,
+    data_folder,
+    runtime,
+    journal,
+    checkpoint_folder,
+    should_stop,
+    pause_step=None,
+):
     """The signature of `orchestrator.trial.run_trial`."""
     script = json.loads(Path(os.environ["SEEDFRONT_TEST_SCRIPT"]).read_text())
     attempt = len(list(checkpoint_folder.parent.glob("attempt-*.jsonl")))
@@ -132,6 +143,10 @@ def run_trial(config, *, seed, data_folder, runtime, journal, checkpoint_folder,
         for mishap in mishaps:
             if mishap["at_step"] == step:
                 MISHAPS[mishap["what"]](config)
+        if step == pause_step:
+            _save(checkpoint_folder, step)
+            journal.append({"event": "stop", "step": step, "val_loss_nats": value})
+            return Outcome(status="stopped", steps=step, val_loss_nats=value)
     seconds = time.perf_counter() - began
     return _end(
         journal,

@@ -4,7 +4,6 @@ import math
 import shutil
 
 import pytest
-from mlflow import MlflowClient
 
 from orchestrator.errors import ConfigError
 from orchestrator.ledger import Journal, Ledger
@@ -53,14 +52,6 @@ def planned(seed=0):
 
 def step(number):
     return {"event": "step", "step": number, "tokens": number, "train_loss_nats": 9.0 - number / 50}
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory):
-    """A migrated, empty store; making one takes over a second, copying it does not."""
-    folder = tmp_path_factory.mktemp("store")
-    MlflowClient(tracking_uri(None, folder)).search_experiments(max_results=1)
-    return folder / "mlflow.db"
 
 
 @pytest.fixture
