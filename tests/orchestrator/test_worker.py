@@ -121,3 +121,11 @@ def test_a_worker_that_grew_is_retired(monkeypatch):
     assert worker.drift(first) is None
     monkeypatch.setattr(worker, "HOST_MEMORY_DRIFT_BYTES", -(2**40))
     assert "host memory" in worker.drift(first)
+
+
+def test_a_worker_keeps_what_its_first_job_left_on_the_device(monkeypatch):
+    monkeypatch.setattr(worker, "_device_bytes", lambda: 70 * 2**20)  # two cuBLAS workspaces
+    first = worker.baseline()
+    assert worker.drift(first) is None
+    monkeypatch.setattr(worker, "_device_bytes", lambda: 140 * 2**20)
+    assert worker.drift(first) == f"allocated device memory grew by {70 * 2**20} bytes"
