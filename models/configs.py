@@ -132,6 +132,8 @@ class ModelConfig:
         impl: implementation of the recurrences: `auto`, `reference`, `chunked` or `triton`.
         recompute: keep only each layer's input for the backward and compute the layer again there,
             which trades about a third more FLOPs for memory; changes no result.
+        compile: let `torch.compile` fuse each layer in training and evaluation, around the memory
+            rules, which have kernels of their own; changes results by rounding only.
     """
 
     mixer: MixerConfig = field(default_factory=MixerConfig)
@@ -147,6 +149,7 @@ class ModelConfig:
     routing: RoutingConfig = field(default_factory=RoutingConfig)
     impl: str = "auto"
     recompute: bool = False
+    compile: bool = False
 
     def __post_init__(self) -> None:
         _check_mixer(self.mixer)
@@ -168,6 +171,12 @@ class ModelConfig:
                 "give a SoftmaxConfig"
             )
         check_routing_host(self.routing, self.mixer.name)
+        if self.compile and self.routing.has_attention_residuals:
+            raise ValueError(
+                f"model.compile=true with model.routing.kind={self.routing.kind!r} is not served: "
+                "only whole layers are compiled, and attention residuals cut them; set one of the "
+                "two back"
+            )
 
     def layer_mixers(self) -> tuple[str, ...]:
         """The mixer's name in each layer, from the first to the last."""

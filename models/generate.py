@@ -169,7 +169,7 @@ def load_snapshot(path: Path, model: LanguageModel) -> ModelState:
 def _shape(model: LanguageModel) -> str:
     """What decides the meaning of a state, as JSON: all of the config but how it is computed."""
     values = asdict(model.config)
-    for without_effect in ("impl", "recompute"):
+    for without_effect in ("impl", "recompute", "compile"):
         del values[without_effect]
     return json.dumps({**values, "vocab_size": model.vocab_size}, sort_keys=True)
 

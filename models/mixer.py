@@ -6,6 +6,7 @@ Axis letters, for the whole project: `B` batch, `T` time, `H` heads, `K` key dim
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -88,7 +89,13 @@ def collect_parameter_info(module: nn.Module) -> dict[str, ParameterInfo]:
 
 
 class Mixer(nn.Module, ABC):
-    """A sequence mixer: `[B, T, D]` in, `[B, T, D]` out, causal; or one token at a time."""
+    """A sequence mixer: `[B, T, D]` in, `[B, T, D]` out, causal; or one token at a time.
+
+    Attributes:
+        uncompiled: names of methods that `models.compilation` leaves out of compiled graphs.
+    """
+
+    uncompiled: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:

@@ -90,6 +90,9 @@ class RecurrentMixer(Mixer):
         has_normalizer: the memory includes the running sum of keys.
     """
 
+    # Chunked forms and Triton launches; both are kernels, and nothing is left in them to fuse.
+    uncompiled = ("remember", "_reads")
+
     def __init__(
         self,
         config: ModelConfig,

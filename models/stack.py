@@ -149,10 +149,12 @@ def run_blocks(
         recompute: keep only each layer's input for the backward.
     """
     error: Tensor | None = None
-    after = []
+    after: list[MixerState] = []
     for index, block in enumerate(blocks):
         if states is not None:
-            x, error, state = block(x, error, states[index])
+            # `forward` itself, since layers are compiled for whole sequences only.
+            x, error, state = block.forward(x, error, states[index])
+            assert state is not None
             after.append(state)
         else:
             x, error, _ = _called(block, x, error, recompute=recompute)

@@ -11,7 +11,14 @@ import json
 import math
 from typing import Any
 
-NON_SEMANTIC_KEYS = ("log", "checkpoint", "batch.micro_windows", "model.impl", "model.recompute")
+NON_SEMANTIC_KEYS = (
+    "log",
+    "checkpoint",
+    "batch.micro_windows",
+    "model.impl",
+    "model.recompute",
+    "model.compile",
+)
 """Dotted paths that decide how a trial runs or what it writes, not what it computes."""
 
 LEARNING_RATE_KEYS = ("optimizer.lr", "optimizer.adam_lr")

@@ -40,6 +40,8 @@ class GatedLinear(Mixer):
         options: the rule's options.
     """
 
+    uncompiled = ("_remember",)
+
     def __init__(self, config: ModelConfig, options: GatedLinearConfig) -> None:
         super().__init__()
         heads = config.heads

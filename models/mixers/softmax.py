@@ -40,6 +40,9 @@ class Softmax(Mixer):
         options: options of softmax layers.
     """
 
+    # Tables are made once and kept, which a compiled graph would do at every call.
+    uncompiled = ("_tables",)
+
     def __init__(self, config: ModelConfig, options: SoftmaxConfig) -> None:
         super().__init__()
         heads = config.heads

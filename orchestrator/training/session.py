@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from models.accounting import flops_per_token, kv_bytes_per_token, state_bytes
+from models.compilation import compile_layers
 from models.layers import DecayGate
 from models.lm import LanguageModel, build_model
 from orchestrator.config import TrialConfig
@@ -130,6 +131,8 @@ def open_session(
     model = build_model(
         config.model, dataset.vocab_size, named_generator(seed, "init"), runtime.torch_device
     )
+    if config.model.compile:
+        compile_layers(model)
     return Session(
         config=config,
         seed=seed,
