@@ -20,6 +20,7 @@ kernel once it has passed `tests/gpu` there (`launch.PROVEN_OPS`, under the name
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -258,11 +259,10 @@ def _delta_step(
     for name, (gate, axes) in gates.items():
         check_gate(name, gate, sizes.shape(axes), v)
     check_state("state", state, sizes.state, v)
-    strengths = {name: gate.to(state.dtype) for name, (gate, _) in gates.items()}
+    named = {name: gate for name, (gate, _) in gates.items()}
     if in_place:
-        _check_in_place(q, k, v, state, *strengths.values())
-    if _kernel_serves(q, k, v, state, *strengths.values(), in_place=in_place):
-        named = {name: gate for name, (gate, _) in gates.items()}
+        _check_in_place(q, k, v, state, *named.values())
+    if _kernel_serves(q, k, v, state, *named.values(), in_place=in_place):
         beta = named.get("beta")
         out, memory, residual, _ = _kernel_step(
             q,
@@ -278,6 +278,7 @@ def _delta_step(
             in_place=in_place,
         )
         return (out, memory, residual) if return_residual else (out, memory)
+    strengths = {name: gate.to(state.dtype) for name, gate in named.items()}
     q_BHK, k_BHK, v_BHV = _prepared(q, k, v, sizes)
     if qk_l2norm:
         q_BHK, k_BHK = l2_norm(q_BHK), l2_norm(k_BHK)
@@ -325,10 +326,11 @@ def _kernel_step(
     eps: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """(out, new memory, residual, new key sum) from the Triton kernel, imported on demand."""
-    from kernels.decode_triton import recurrent, recurrent_  # noqa: PLC0415
+    from kernels import decode_triton  # noqa: PLC0415
 
+    is_compiling = torch.compiler.is_compiling()
     gates = (None if x is None else x[:, None] for x in (log_decay, erase, write))
-    arguments = (
+    arguments: tuple[Any, ...] = (
         q[:, None],
         k[:, None],
         v[:, None],
@@ -342,9 +344,11 @@ def _kernel_step(
         keep_residual,
     )
     if in_place:
-        out, residual = recurrent_(*arguments)
+        run = decode_triton.recurrent_in_place_op if is_compiling else decode_triton.recurrent_
+        out, residual = run(*arguments)
     else:
-        out, memory, residual, new_key_sum = recurrent(*arguments)
+        run = decode_triton.recurrent_op if is_compiling else decode_triton.recurrent
+        out, memory, residual, new_key_sum = run(*arguments)
         key_sum = None if key_sum is None else new_key_sum
     return out[:, 0], memory, residual[:, 0] if keep_residual else residual, key_sum
 

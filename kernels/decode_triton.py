@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.tiles import device_of
+
 BLOCK_V = 32
 """Columns of a program's part of the memory: rows of 128 bytes, one full line of L2 (untuned)."""
 
@@ -149,41 +151,42 @@ def _launch(
     out = v.new_empty(B, T, HV, V)
     residual = v.new_empty(out.shape if keep_residual else (0,))
     new_key_sum = state.new_empty((0,) if key_sum is None else key_sum.shape)
-    recurrent_kernel[(B * HV * triton.cdiv(V, BLOCK_V),)](
-        q=q,
-        k=k,
-        v=v,
-        log_decay=None if log_decay is None else log_decay.contiguous(),
-        erase=None if erase is None else erase.contiguous(),
-        write=None if write is None else write.contiguous(),
-        state=state,
-        key_sum=None if key_sum is None else key_sum.contiguous(),
-        new_state=new_state,
-        new_key_sum=new_key_sum,
-        out=out,
-        residual=residual if keep_residual else None,
-        T=T,
-        stride_q=_token_stride(q),
-        stride_k=_token_stride(k),
-        stride_v=_token_stride(v),
-        scale=scale,
-        eps=eps,
-        H=H,
-        HV=HV,
-        K=K,
-        V=V,
-        KP=triton.next_power_of_2(K),
-        BV=BLOCK_V,
-        CHANNEL_DECAY=log_decay is not None and log_decay.ndim == 4,
-        CHANNEL_GATES=erase is not None and erase.ndim == 4,
-        UNIT=unit,
-        ELU=elu,
-        num_warps=WARPS,
-    )
+    num_programs = B * HV * -(-V // BLOCK_V)  # `triton.cdiv` costs the host as much as a launch
+    with device_of(v):
+        recurrent_kernel[(num_programs,)](
+            q=q,
+            k=k,
+            v=v,
+            log_decay=None if log_decay is None else log_decay.contiguous(),
+            erase=None if erase is None else erase.contiguous(),
+            write=None if write is None else write.contiguous(),
+            state=state,
+            key_sum=None if key_sum is None else key_sum.contiguous(),
+            new_state=new_state,
+            new_key_sum=new_key_sum,
+            out=out,
+            residual=residual if keep_residual else None,
+            T=T,
+            stride_q=_token_stride(q),
+            stride_k=_token_stride(k),
+            stride_v=_token_stride(v),
+            scale=scale,
+            eps=eps,
+            H=H,
+            HV=HV,
+            K=K,
+            V=V,
+            KP=1 << (K - 1).bit_length(),
+            BV=BLOCK_V,
+            CHANNEL_DECAY=log_decay is not None and log_decay.ndim == 4,
+            CHANNEL_GATES=erase is not None and erase.ndim == 4,
+            UNIT=unit,
+            ELU=elu,
+            num_warps=WARPS,
+        )
     return out, residual, new_key_sum
 
 
-@torch.library.custom_op("seedfront::recurrent", mutates_args=())
 def recurrent(
     q: Tensor,
     k: Tensor,
@@ -225,7 +228,12 @@ def recurrent(
     return out, new_state, residual, new_key_sum
 
 
-@recurrent.register_fake
+recurrent_op = torch.library.custom_op("seedfront::recurrent", recurrent, mutates_args=())
+"""`recurrent` as `torch.compile` sees it; its own calls cost more than a launch, so eager code
+calls the function."""
+
+
+@recurrent_op.register_fake
 def _recurrent_fake(
     q, k, v, log_decay, erase, write, state, key_sum, scale, eps, unit, elu, keep_residual
 ):
@@ -237,7 +245,6 @@ def _recurrent_fake(
     )
 
 
-@torch.library.custom_op("seedfront::recurrent_", mutates_args=("state", "key_sum"))
 def recurrent_(
     q: Tensor,
     k: Tensor,
@@ -272,7 +279,13 @@ def recurrent_(
     return out, residual
 
 
-@recurrent_.register_fake
+recurrent_in_place_op = torch.library.custom_op(
+    "seedfront::recurrent_", recurrent_, mutates_args=("state", "key_sum")
+)
+"""`recurrent_` as `torch.compile` sees it."""
+
+
+@recurrent_in_place_op.register_fake
 def _recurrent_in_place_fake(
     q, k, v, log_decay, erase, write, state, key_sum, scale, eps, unit, elu, keep_residual
 ):
