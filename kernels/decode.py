@@ -344,8 +344,8 @@ def _kernel_step(
         keep_residual,
     )
     if in_place:
-        run = decode_triton.recurrent_in_place_op if is_compiling else decode_triton.recurrent_
-        out, residual = run(*arguments)
+        update = decode_triton.recurrent_in_place_op if is_compiling else decode_triton.recurrent_
+        out, residual = update(*arguments)
     else:
         run = decode_triton.recurrent_op if is_compiling else decode_triton.recurrent
         out, memory, residual, new_key_sum = run(*arguments)
