@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from orchestrator.ledger import ReplicateState, last_event
+from orchestrator.journal import last_event
+from orchestrator.ledger import ReplicateState
 from orchestrator.plan import Plan, rate_ratios, total_flops
 from orchestrator.records import TrialRecord
 

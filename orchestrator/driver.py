@@ -16,8 +16,9 @@ from rich.console import Console
 from orchestrator.data.dataset import open_dataset
 from orchestrator.display import Watch
 from orchestrator.errors import ConfigError
-from orchestrator.failures import alike
-from orchestrator.ledger import DriverLock, Ledger, ReplicateState, read_rows
+from orchestrator.failures import alike, is_storage_error
+from orchestrator.leases import DriverLease
+from orchestrator.ledger import Ledger, ReplicateState, read_rows
 from orchestrator.plan import Plan
 from orchestrator.points import record_asks
 from orchestrator.provenance import Provenance
@@ -27,6 +28,7 @@ from orchestrator.readiness import (
     nothing_is_left,
     preparing,
     refuse_other_data,
+    require_writable,
 )
 from orchestrator.records import TrialRecord
 from orchestrator.rounds import extended, next_round, unreached
@@ -64,7 +66,27 @@ def reconcile(plan: Plan, provenance: Provenance, console: Console) -> int:
         )
         return EXIT_DONE
     uri = tracking_uri(plan.spec.tracking.uri, plan.root)
-    with interruptible(), preparing(plan, console) as wait_for_data, DriverLock(plan.ledger.folder):
+    require_writable(plan.root)
+    with interruptible(), _lease(plan, console) as lease:
+        plan = extended(plan)
+        if nothing_is_left(plan):
+            console.print("nothing is left to do")
+            return EXIT_DONE
+        return _reconcile(plan, provenance, console, lease, uri)
+
+
+def _lease(plan: Plan, console: Console) -> DriverLease:
+    def say(holder: str) -> None:
+        console.print(f"another process ({holder}) is running this sweep; waiting for its end")
+
+    return DriverLease(plan.ledger.folder, say)
+
+
+def _reconcile(
+    plan: Plan, provenance: Provenance, console: Console, lease: DriverLease, uri: str
+) -> int:
+    """`reconcile` for the one process that holds the sweep's lease."""
+    with preparing(plan, console) as wait_for_data:
         call = _Call(plan, provenance, console)
         try:
             call.run(uri, wait_for_data)
@@ -74,9 +96,21 @@ def reconcile(plan: Plan, provenance: Provenance, console: Console) -> int:
             console.print(f"stopped: {error}", markup=False)
             return EXIT_FAILED
         except (KeyboardInterrupt, SystemExit):  # Ray exits on a signal while it starts
-            call.wind_up("KILLED")
+            if lease.lost_to is None:
+                call.wind_up("KILLED")
+            else:
+                console.print(f"{lease.lost_to} has taken over this sweep")
             console.print("interrupted; the same command continues")
             return EXIT_INTERRUPTED
+        except OSError as error:
+            if not is_storage_error(error):
+                call.wind_up("FAILED")
+                raise
+            console.print(
+                f"stopped: nothing can be written to {plan.root} ({error.strerror}); make room "
+                "there, and the same command continues"
+            )
+            return EXIT_FAILED
         except BaseException:
             call.wind_up("FAILED")
             raise
@@ -370,7 +404,7 @@ def rebuild(root: Path, sweep: str, provenance: Provenance, console: Console) ->
 
     ledger = Ledger(root, sweep)
     spec = ledger.spec()
-    with DriverLock(ledger.folder):
+    with interruptible(), DriverLease(ledger.folder):
         desired = {
             row["replicate_id"]: bool(row["desired"])
             for row in read_rows(ledger.folder / "trials.parquet")

@@ -8,134 +8,23 @@
     SWEEP/replicates/ID/speed-0001.jsonl          one try at the speed measurement
     SWEEP/trials.parquet  curves.parquet          compaction, written atomically
 
-The journal is the record; Parquet and MLflow are made from it. A journal line is a JSON object
-with `event` (`claim`, `start`, `step`, `checkpoint`, `stop`, `end`) and `time` (Unix seconds). A
-torn last line, left by a process that was killed while it wrote, is ignored.
+The journals (`orchestrator.journal`) are the record; Parquet and MLflow are made from them.
 """
 
-import fcntl
-import itertools
 import json
-import math
 import os
-import socket
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.errors import LedgerError
+from orchestrator.journal import last_event, opening, read_events
+from orchestrator.leases import is_alive
 from orchestrator.records import CURVE_COLUMNS, TRIAL_COLUMNS, CurvePoint, TrialRecord
-
-DURABLE_EVENTS = ("claim", "start", "checkpoint", "stop", "end", "asked", "promoted")
-"""Events that are on disk before the trial goes on."""
-
-TAIL_BYTES = 65_536
-"""Read from the end of a journal for its last event; an `end` event is below 10 kB."""
-
-NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-
-
-class Journal:
-    """One attempt's events, appended to one file.
-
-    Numbers that are not finite are written as the strings "nan", "inf" and "-inf", since JSON has
-    none.
-    """
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        is_torn = path.is_file() and not path.read_bytes().endswith(b"\n")
-        self._file = path.open("a", encoding="utf-8")
-        if is_torn:  # what a killed process left must not swallow the next line
-            self._file.write("\n")
-
-    def append(self, event: dict[str, Any]) -> None:
-        """Write one event; `DURABLE_EVENTS` are on disk when this returns."""
-        stamped = {"time": round(time.time(), 3), **_encoded(event)}
-        self._file.write(json.dumps(stamped, separators=(",", ":")) + "\n")
-        self._file.flush()
-        if event["event"] in DURABLE_EVENTS:
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Close the file; the journal can be read but no longer written."""
-        self._file.close()
-
-
-def process_facts() -> dict[str, Any]:
-    """Host, pid and start time of this process: what tells a live writer from a dead one."""
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "process_created": psutil.Process().create_time(),
-    }
-
-
-def _encoded(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: _encoded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_encoded(item) for item in value]
-    return value
-
-
-def _decoded(event: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: NON_FINITE[value] if isinstance(value, str) and value in NON_FINITE else value
-        for key, value in event.items()
-    }
-
-
-def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """Complete events of a journal from a byte offset on, and the offset after the last of them."""
-    with path.open("rb") as file:
-        file.seek(offset)
-        data = file.read()
-    end = data.rfind(b"\n") + 1
-    return [event for line in data[:end].splitlines() if (event := _parsed(line))], offset + end
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """The event of a line; None for one that a dying process tore."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return _decoded(event) if isinstance(event, dict) and "event" in event else None
-
-
-def last_event(path: Path) -> dict[str, Any] | None:
-    """The last complete event of a journal, without reading all of it."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL_BYTES))
-        data = file.read()
-    for line in reversed(data[: data.rfind(b"\n") + 1].splitlines()):
-        event = _parsed(line)
-        if event is not None:
-            return event
-    return None
-
-
-def opening(path: Path) -> dict[str, Any]:
-    """What a journal's `claim` and `start` events say together; empty for a torn first line."""
-    facts: dict[str, Any] = {}
-    with path.open("rb") as file:
-        for line in itertools.islice(file, 2):
-            event = _parsed(line)
-            if event is not None and event["event"] in ("claim", "start"):
-                facts.update(event)
-    return facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,20 +220,6 @@ def _point(sweep: str, replicate_id: str, attempt: int, event: dict[str, Any]) -
     )
 
 
-def is_alive(start: dict[str, Any]) -> bool:
-    """Whether the process that wrote a `claim` event on this host still runs."""
-    if start.get("host") != socket.gethostname():
-        return False
-    try:
-        process = psutil.Process(int(start["pid"]))
-        created = process.create_time()
-        return abs(created - float(start["process_created"])) < 1.0 and (
-            process.status() != psutil.STATUS_ZOMBIE
-        )
-    except (psutil.Error, KeyError, TypeError, ValueError):
-        return False
-
-
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file's content in one rename, so that no reader sees half of it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -377,47 +252,3 @@ def _write_parquet(path: Path, rows: list[dict[str, Any]], cls: type[Any]) -> No
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a Parquet file; none where there is no file."""
     return list(pq.read_table(path).to_pylist()) if path.is_file() else []
-
-
-@contextmanager
-def waiting_lock(path: Path) -> Iterator[None]:
-    """Holds a lock file for a `with` block; others on this host wait for it."""
-    with path.open("a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-class DriverLock:
-    """Held by the one process that runs a sweep; freed by the kernel when that process ends."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "driver.lock"
-
-    def __enter__(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "unknown"
-            self._file.close()
-            raise LedgerError(
-                f"another process ({holder}) is running this sweep; wait for it or stop it"
-            ) from None
-        self._file.truncate(0)
-        self._file.write(f"{socket.gethostname()} pid {os.getpid()}")
-        self._file.flush()
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-
-def orphans(states: Iterable[ReplicateState]) -> Iterator[psutil.Process]:
-    """Processes on this host that still write a journal although no driver waits for them."""
-    for state in states:
-        if state.status == "running":
-            try:
-                yield psutil.Process(int(state.start["pid"]))
-            except psutil.Error:
-                continue

@@ -21,7 +21,8 @@ from orchestrator.config import SearchConfig
 from orchestrator.errors import ConfigError
 from orchestrator.halving import promotable, rung_steps, rung_tokens
 from orchestrator.identity import replicate_id
-from orchestrator.ledger import Journal, ReplicateState, read_events
+from orchestrator.journal import Journal, read_events
+from orchestrator.ledger import ReplicateState
 from orchestrator.plan import Plan, planned_record
 from orchestrator.records import TrialRecord
 from orchestrator.search import Told, ask

@@ -3,11 +3,14 @@
 Imports neither torch nor Ray nor MLflow, so that the data can be prepared while those start.
 """
 
+import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
@@ -36,6 +39,25 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def require_writable(root: Path) -> None:
+    """Refuse a root in which nothing can be kept.
+
+    Raises:
+        ConfigError: it cannot be made, or a file in it cannot be written.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ConfigError(
+            f"--root {root} cannot be written ({error.strerror}); make room or give permission "
+            "there, or name another folder"
+        ) from None
 
 
 def nothing_is_left(plan: Plan) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from orchestrator.display import duration, label
-from orchestrator.ledger import Ledger, ReplicateState, last_event
+from orchestrator.journal import last_event
+from orchestrator.ledger import Ledger, ReplicateState
 from orchestrator.records import TrialRecord
 
 

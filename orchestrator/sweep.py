@@ -6,7 +6,6 @@ the record of what has run. The driver never imports torch: only workers import
 `orchestrator.worker`.
 """
 
-import _thread
 import logging
 import os
 import signal
@@ -39,7 +38,8 @@ from ray import tune
 from orchestrator.failures import classify_death, grants_retry, smaller_pass
 from orchestrator.hardware import this_machine
 from orchestrator.job import Job, WorkerRetiredError
-from orchestrator.ledger import Journal, last_event, orphans
+from orchestrator.journal import Journal, last_event
+from orchestrator.leases import interrupt_main_thread, living
 from orchestrator.plan import Plan
 from orchestrator.provenance import CHECKOUT, Provenance, trial_stamp
 
@@ -232,7 +232,10 @@ def _close_abandoned(job: Job, error: Exception | None) -> None:
 
 @contextmanager
 def _ticking(on_tick: OnTick | None) -> Iterator[None]:
-    """Calls `on_tick` in a thread of its own; its first error ends the `with` block at once."""
+    """Calls `on_tick` in a thread of its own; its first error ends the `with` block at once.
+
+    Call it where SIGTERM raises `KeyboardInterrupt`.
+    """
     if on_tick is None:
         yield
         return
@@ -245,7 +248,7 @@ def _ticking(on_tick: OnTick | None) -> Iterator[None]:
                 on_tick()
             except Exception as error:  # noqa: BLE001 - raised again in the main thread
                 errors.append(error)
-                _thread.interrupt_main()
+                interrupt_main_thread()
                 return
 
     thread = threading.Thread(target=loop, name="ticker", daemon=True)
@@ -303,7 +306,8 @@ def _worker_environment(plan: Plan) -> dict[str, str]:
 
 def reap_orphans(plan: Plan) -> int:
     """End processes on this host that an earlier, killed driver left behind; returns how many."""
-    processes = list(orphans(plan.ledger.states(plan.ledger.replicate_ids()).values()))
+    states = plan.ledger.states(plan.ledger.replicate_ids())
+    processes = living(state.start for state in states.values() if state.status == "running")
     for process in processes:
         try:
             process.terminate()

@@ -30,7 +30,9 @@ from mlflow.exceptions import MlflowException
 
 from orchestrator.errors import ConfigError, LedgerError
 from orchestrator.failures import mlflow_status
-from orchestrator.ledger import Ledger, ReplicateState, read_events, waiting_lock
+from orchestrator.journal import read_events
+from orchestrator.leases import waiting_lock
+from orchestrator.ledger import Ledger, ReplicateState
 from orchestrator.provenance import Provenance
 from orchestrator.records import TrialRecord
 from orchestrator.store_uri import tracking_uri, without_secret

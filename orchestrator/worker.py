@@ -31,7 +31,8 @@ from orchestrator.failures import (
     traceback_id,
 )
 from orchestrator.job import Job, WorkerRetiredError
-from orchestrator.ledger import Journal, process_facts
+from orchestrator.journal import Journal
+from orchestrator.leases import process_facts
 
 TEST_TRAINER_VARIABLE = "SEEDFRONT_TEST_TRAINER"
 """Environment variable with the path of a Python file whose `run_trial` and `measure_speed` stand

@@ -16,7 +16,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from orchestrator.ledger import opening, read_events
+from orchestrator.journal import opening, read_events
 from orchestrator.provenance import CHECKOUT
 
 SWEEP = """

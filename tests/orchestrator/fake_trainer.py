@@ -107,6 +107,9 @@ MISHAPS = {
 }
 
 
+DATA = {"data_id": "d" * 64}
+
+
 def loss(seed, rate, step):
     return 8.0 - math.log1p(step) * (1 + 100 * rate) - 0.001 * seed
 
@@ -128,13 +131,14 @@ def run_trial(
     mishaps = [m for m in script.get("mishaps", []) if _meets(m, config, seed, attempt)]
     done = _resume(checkpoint_folder)
     began, rate = time.perf_counter(), config.optimizer.lr
-    journal.append({"event": "start", "resumed_from_step": done, "data_id": "d" * 64})
+    journal.append({"event": "start", "resumed_from_step": done, "init_loss_nats": 8.0} | DATA)
     sys.stdout.write(f"training from step {done}\n")
     for step in range(done + 1, script["steps"] + 1):
         time.sleep(script.get("step_seconds", 0))
         is_lost = any(m["what"] == "nan" and m["at_step"] == step for m in mishaps)
         value = math.nan if is_lost else loss(seed, rate, step)
-        journal.append(_point(step, value, rate, config))
+        evaluated = {"val_loss_nats": value} if step == pause_step else {}
+        journal.append(_point(step, value, rate, config) | evaluated)
         if is_lost:
             return _end(journal, Outcome(status="diverged", failure_class="diverged", steps=step))
         if step % script.get("checkpoint_every", 10**9) == 0:
@@ -145,7 +149,7 @@ def run_trial(
                 MISHAPS[mishap["what"]](config)
         if step == pause_step:
             _save(checkpoint_folder, step)
-            journal.append({"event": "stop", "step": step, "val_loss_nats": value})
+            journal.append({"event": "stop", "step": step})
             return Outcome(status="stopped", steps=step, val_loss_nats=value)
     seconds = time.perf_counter() - began
     return _end(

@@ -2,23 +2,14 @@
 
 import json
 import math
-import multiprocessing
-import os
-import signal
 
 import pandas as pd
 import pytest
 
 from orchestrator.errors import LedgerError
-from orchestrator.ledger import (
-    DriverLock,
-    Journal,
-    Ledger,
-    last_event,
-    orphans,
-    process_facts,
-    read_events,
-)
+from orchestrator.journal import Journal, damaged_lines, last_event, read_events
+from orchestrator.leases import process_facts
+from orchestrator.ledger import Ledger
 from orchestrator.records import CURVE_COLUMNS, TRIAL_COLUMNS, TrialRecord
 
 
@@ -94,6 +85,26 @@ def test_a_corrupt_line_loses_only_itself(tmp_path):
     assert [event["step"] for event in read_events(path)[0]] == [1, 3]
 
 
+def test_damage_is_told_from_what_a_killed_process_tore(tmp_path):
+    path = tmp_path / "attempt-0001.jsonl"
+    write(path, step(1), step(2), step(3))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    assert damaged_lines(path) == []
+    write(path, {"event": "end", "status": "failed"})
+    assert damaged_lines(path) == []
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(lines[0] + b'{"event":"step","st\n' + lines[2])
+    assert damaged_lines(path) == [2]
+
+
+def test_a_step_without_its_number_is_damage(tmp_path):
+    path = tmp_path / "attempt-0001.jsonl"
+    write(path, step(1), {"event": "step", "stap": 2}, step(3))
+    assert [event["step"] for event in read_events(path)[0]] == [1, 3]
+    assert damaged_lines(path) == [2]
+
+
 def test_reading_goes_on_where_it_stopped(tmp_path):
     path = tmp_path / "attempt-0001.jsonl"
     write(path, step(1))
@@ -118,7 +129,7 @@ def test_a_replicate_without_a_journal_is_pending(ledger):
 def test_a_living_writer_is_running_and_a_dead_one_is_not(ledger):
     write(ledger.next_attempt("cabc-s0"), {"event": "claim", **process_facts()}, step(1))
     assert ledger.state("cabc-s0").status == "running"
-    dead = {**process_facts(), "process_created": 1.0}
+    dead = {**process_facts(), "process_started": "another boot:1"}
     write(ledger.next_attempt("cabc-s0"), {"event": "claim", **dead}, step(1))
     state = ledger.state("cabc-s0")
     assert state.status == "pending"
@@ -197,29 +208,3 @@ def test_an_unreadable_description_is_named(ledger):
     path.write_text("{")
     with pytest.raises(LedgerError, match=r"config\.json cannot be read"):
         ledger.planned("cabc-s0")
-
-
-def _hold(folder, taken):
-    with DriverLock(folder):
-        taken.set()
-        signal.pause()
-
-
-def test_one_driver_at_a_time_and_a_killed_one_frees_the_sweep(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    taken = context.Event()
-    process = context.Process(target=_hold, args=(tmp_path, taken))
-    process.start()
-    assert taken.wait(60)
-    with pytest.raises(LedgerError, match=f"pid {process.pid}"), DriverLock(tmp_path):
-        pass
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    with DriverLock(tmp_path):
-        pass
-
-
-def test_orphans_are_the_living_writers(ledger):
-    write(ledger.next_attempt("cabc-s0"), {"event": "claim", **process_facts()})
-    states = [ledger.state("cabc-s0")]
-    assert [process.pid for process in orphans(states)] == [os.getpid()]

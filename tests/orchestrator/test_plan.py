@@ -13,7 +13,7 @@ from orchestrator.compose import load_sweep
 from orchestrator.errors import ConfigError
 from orchestrator.hardware import Machine
 from orchestrator.identity import replicate_id
-from orchestrator.ledger import Journal
+from orchestrator.journal import Journal
 from orchestrator.plan import make_plan, plan_json
 from orchestrator.provenance import CHECKOUT
 
@@ -138,10 +138,9 @@ NO_GPU = Machine(host="node", cpus=2, memory_bytes=2**34, gpus=())
         (["device=cuda"], NO_GPU, "no NVIDIA GPU"),
         (["device=cuda", "lanes.loss.gpus=0"], TWO_GPUS, "give a trial a share"),
         (["lanes.loss.gpus=1.5"], TWO_GPUS, r"lanes\.loss\.gpus=1\.5 must be a whole number"),
-        (["purpose=search"], NO_GPU, "search is not there yet"),
         (["tracking.uri=./mlruns"], NO_GPU, "mlflow migrate-filestore"),
     ],
-    ids=["gpus", "cpus", "none", "cuda", "no share", "broken", "search", "store"],
+    ids=["gpus", "cpus", "none", "cuda", "no share", "broken", "store"],
 )
 def test_an_impossible_request_says_need_and_have(plan, overrides, machine, sentence):
     with pytest.raises(ConfigError, match=sentence):

@@ -12,7 +12,7 @@ import mlflow
 import pandas as pd
 import pytest
 
-from orchestrator.ledger import opening
+from orchestrator.journal import opening
 from orchestrator.provenance import CHECKOUT
 
 pytestmark = pytest.mark.ray

@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.ledger import Journal, Ledger
+from orchestrator.journal import Journal
+from orchestrator.ledger import Ledger
 from orchestrator.provenance import Provenance
 from orchestrator.records import TrialRecord
 from orchestrator.store_uri import tracking_uri, without_secret

@@ -7,7 +7,8 @@ import threading
 import pytest
 from mlflow.exceptions import MlflowException
 
-from orchestrator.ledger import Journal, Ledger
+from orchestrator.journal import Journal
+from orchestrator.ledger import Ledger
 from orchestrator.provenance import Provenance
 from orchestrator.records import TrialRecord
 from orchestrator.store_uri import tracking_uri

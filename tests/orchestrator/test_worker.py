@@ -14,7 +14,7 @@ from orchestrator.config import RetriesConfig, TrialConfig, trial_to_dict
 from orchestrator.errors import LedgerError
 from orchestrator.failures import classify, grants_retry, mlflow_status
 from orchestrator.job import Job, WorkerRetiredError
-from orchestrator.ledger import last_event, opening
+from orchestrator.journal import last_event, opening
 from orchestrator.worker import run_job
 
 

@@ -12,7 +12,7 @@ from orchestrator import worker
 from orchestrator.config import TrialConfig, trial_to_dict
 from orchestrator.failures import classify_death
 from orchestrator.job import Job, WorkerRetiredError
-from orchestrator.ledger import Journal, last_event, opening, read_events
+from orchestrator.journal import Journal, last_event, opening, read_events
 from orchestrator.worker import run_job
 
 TRAINER = Path(__file__).with_name("fake_trainer.py")
