@@ -7,6 +7,7 @@ norms, convolutions, gates, activations and residual additions. Reading and writ
 is not compiled: every length would be a graph of its own.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
@@ -29,6 +30,12 @@ def compile_layers(model: LanguageModel, backend: str = "inductor") -> None:
         assert isinstance(block, Block)
         _leave_apart(type(block.mixer))
         block.compile(backend=backend, dynamic=False)
+
+
+def eager(model: LanguageModel) -> AbstractContextManager[object]:
+    """In which a model runs uncompiled: for a pass of a shape, or with hooks, of its own."""
+    # Asking for it imports the compiler, which takes seconds.
+    return torch.compiler.set_stance("force_eager") if model.config.compile else nullcontext()
 
 
 @cache

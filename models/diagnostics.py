@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from models.compilation import eager
 from models.lm import LanguageModel
 from models.routing import HiddenRouting
 from models.stack import Block
@@ -49,7 +50,8 @@ def routing_norms(model: LanguageModel, tokens: Int[Tensor, "B T"]) -> list[Rout
         if block.routing is not None:
             handles.append(block.routing.register_forward_hook(_recorder(found, layer)))
     try:
-        model.hidden(tokens)
+        with eager(model):
+            model.hidden(tokens)
     finally:
         for handle in handles:
             handle.remove()

@@ -13,6 +13,7 @@ from typing import Any, cast, get_type_hints
 from models.configs import MIXER_CONFIGS, ModelConfig
 from orchestrator.data.corpus import DataConfig
 from orchestrator.training.optim.configs import OPTIMIZER_CONFIGS, AdamWConfig, OptimizerConfig
+from orchestrator.training.recall_config import RecallConfig
 from orchestrator.training.schedule import ScheduleConfig
 
 MATCH_RULES = ("params", "depth", "paper")
@@ -64,10 +65,12 @@ class EvalConfig:
     Attributes:
         windows: validation windows of `seq_len`, evenly spread; null for every one there is.
         every_steps: steps between two evaluations; null for the end only.
+        recall: which recall probes are asked at the end.
     """
 
     windows: int | None = None
     every_steps: int | None = None
+    recall: RecallConfig = field(default_factory=RecallConfig)
 
     def __post_init__(self) -> None:
         for name in ("windows", "every_steps"):
@@ -158,6 +161,7 @@ class TrialConfig:
             )
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm={self.clip_norm} must be positive")
+        self.eval.recall.check_vocabulary(self.data.vocab_size)
 
     @property
     def windows_per_step(self) -> int:

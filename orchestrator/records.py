@@ -66,6 +66,9 @@ class TrialRecord:
         val_loss_se: standard error of `val_loss_nats` over evaluation windows.
         val_bits_per_byte: the same loss in bits per byte of text.
         eval_id: id of the evaluation set.
+        recall_accuracy: mean accuracy over the tasks of associative recall that were asked.
+        needle_accuracy: the same over lengths and depths of a needle in a haystack.
+        two_hop_accuracy: the same over chains of two look-ups.
         train_loss_nats: mean training loss over the last tenth of the steps.
         unigram_loss_nats: cross-entropy of the validation part under training unigrams.
         tokens_per_second: tokens of a step over its median time, from the speed lane only.
@@ -126,6 +129,9 @@ class TrialRecord:
     val_loss_se: float | None = None
     val_bits_per_byte: float | None = None
     eval_id: str | None = None
+    recall_accuracy: float | None = None
+    needle_accuracy: float | None = None
+    two_hop_accuracy: float | None = None
     train_loss_nats: float | None = None
     unigram_loss_nats: float | None = None
     tokens_per_second: float | None = None

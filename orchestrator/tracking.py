@@ -41,6 +41,9 @@ CURVE_METRICS = ("tokens", "train_loss_nats", "grad_norm", "lr", "val_loss_nats"
 FINAL_METRICS = (
     "val_loss_se",
     "val_bits_per_byte",
+    "recall_accuracy",
+    "needle_accuracy",
+    "two_hop_accuracy",
     "init_loss_nats",
     "tokens_per_second",
     "step_seconds_median",

@@ -26,6 +26,7 @@ from orchestrator.training.evaluate import Evaluation
 from orchestrator.training.journal import JournalSink, ListJournal, NullJournal
 from orchestrator.training.loop import StepMetrics, fit, is_due
 from orchestrator.training.ranks import ALONE, Ranks
+from orchestrator.training.recall import RecallResult, accuracies
 from orchestrator.training.runtime import Runtime
 from orchestrator.training.session import Session, open_session
 from orchestrator.training.speed import SpeedOutcome, measure_speed
@@ -57,6 +58,10 @@ class TrialOutcome:
         val_loss_se: its standard error over windows.
         val_bits_per_byte: the same in bits per byte.
         train_loss_nats: mean training loss over the last tenth of the steps of a completed trial.
+        recall: one row per recall task that a completed trial was asked.
+        recall_accuracy: mean over the tasks of associative recall.
+        needle_accuracy: mean over lengths and depths of the needle.
+        two_hop_accuracy: mean over the tasks of two look-ups.
         applied_lr_peak: largest rate of the first group, read back from the optimizer.
         wall_seconds: of all attempts that led here by checkpoints, set-up and evaluation included.
         device_seconds: time for which those attempts held their device.
@@ -73,6 +78,10 @@ class TrialOutcome:
     val_loss_se: float | None = None
     val_bits_per_byte: float | None = None
     train_loss_nats: float | None = None
+    recall: list[dict[str, Any]] = field(default_factory=list)
+    recall_accuracy: float | None = None
+    needle_accuracy: float | None = None
+    two_hop_accuracy: float | None = None
     applied_lr_peak: float
     wall_seconds: float
     device_seconds: float
@@ -197,7 +206,9 @@ def run_trial(
         is_stopped = _train(
             session, progress, journal, checkpoint_folder, stops_now, started, pause_step
         )
-        outcome = _outcome(session, progress, time.perf_counter() - started, is_stopped=is_stopped)
+        status = _status(progress, is_stopped=is_stopped)
+        recall = session.ask_recall() if status == "completed" else []
+        outcome = _outcome(session, progress, status, recall, time.perf_counter() - started)
         kind = "stop" if is_stopped else "end"
         journal.append({"event": kind, **outcome.as_fields()})
         return outcome
@@ -249,7 +260,7 @@ def _train(
     ):
         progress.advance(metrics, config.num_steps)
         if _is_curve_point(metrics, config):
-            journal.append(_step_event(metrics, progress))
+            journal.append(_step_event(session, metrics, progress))
         if metrics.seconds is None or metrics.diverged_because or metrics.step == config.num_steps:
             continue
         if is_due(config.checkpoint.every_steps, metrics.step):
@@ -270,7 +281,7 @@ def _is_curve_point(metrics: StepMetrics, config: TrialConfig) -> bool:
     )
 
 
-def _step_event(metrics: StepMetrics, progress: _Progress) -> dict[str, Any]:
+def _step_event(session: Session, metrics: StepMetrics, progress: _Progress) -> dict[str, Any]:
     evaluation = metrics.evaluation
     return {
         "event": "step",
@@ -283,6 +294,7 @@ def _step_event(metrics: StepMetrics, progress: _Progress) -> dict[str, Any]:
         "grad_norm": metrics.grad_norm,
         "val_loss_nats": None if evaluation is None else evaluation.loss_nats,
         "val_loss_se": None if evaluation is None else evaluation.standard_error,
+        "routing_norms": [] if evaluation is None else session.routing_norms(),
     }
 
 
@@ -309,10 +321,19 @@ def _identity(session: Session) -> dict[str, Any]:
     }
 
 
+def _status(progress: _Progress, *, is_stopped: bool) -> str:
+    if is_stopped:
+        return "stopped"
+    return "diverged" if progress.diverged_because else "completed"
+
+
 def _outcome(
-    session: Session, progress: _Progress, wall_seconds: float, *, is_stopped: bool
+    session: Session,
+    progress: _Progress,
+    status: str,
+    recall: list[RecallResult],
+    wall_seconds: float,
 ) -> TrialOutcome:
-    status = "stopped" if is_stopped else "diverged" if progress.diverged_because else "completed"
     evaluation = progress.evaluation if status == "completed" else None
     losses = progress.last_losses if status == "completed" else []
     return TrialOutcome(
@@ -326,6 +347,8 @@ def _outcome(
         val_loss_se=None if evaluation is None else evaluation.standard_error,
         val_bits_per_byte=None if evaluation is None else evaluation.bits_per_byte,
         train_loss_nats=math.fsum(losses) / len(losses) if losses else None,
+        recall=[asdict(result) for result in recall],
+        **accuracies(recall),
         applied_lr_peak=progress.applied_lr_peak,
         wall_seconds=wall_seconds,
         device_seconds=wall_seconds * session.ranks.world_size,

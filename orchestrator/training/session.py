@@ -5,14 +5,15 @@ the name, so that what one consumer draws doesn't shift another. The data order 
 """
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from models.accounting import flops_per_token, kv_bytes_per_token, state_bytes
-from models.compilation import compile_layers
+from models.compilation import compile_layers, eager
+from models.diagnostics import routing_norms
 from models.layers import DecayGate
 from models.lm import LanguageModel, build_model
 from orchestrator.config import TrialConfig
@@ -29,6 +30,7 @@ from orchestrator.training.optim.build import build_optimizer, resolved_choices
 from orchestrator.training.optim.optimizer import Optimizer
 from orchestrator.training.optim.roles import format_table
 from orchestrator.training.ranks import ALONE, Ranks
+from orchestrator.training.recall import RecallResult, ask_recall
 from orchestrator.training.runtime import Runtime
 from orchestrator.training.schedule import quartiles
 
@@ -74,6 +76,22 @@ class Session:
             runtime=self.runtime,
             ranks=self.ranks,
         )
+
+    def ask_recall(self) -> list[RecallResult]:
+        """Asks the model as it is what `eval.recall` says."""
+        with eager(self.model):
+            return ask_recall(
+                self.model, self.config.eval.recall, self.dataset.vocab_size, self.runtime
+            )
+
+    def routing_norms(self) -> list[dict[str, Any]]:
+        """How much each layer routes, on the first evaluation windows; empty without routing."""
+        if self.config.model.routing.hidden_signal is None:
+            return []
+        inputs, _ = next(iter(self.windows.batches(windows_per_pass(self.config, self.ranks))))
+        tokens = torch.from_numpy(inputs).to(self.runtime.torch_device)
+        with self.runtime.autocast():
+            return [asdict(norms) for norms in routing_norms(self.model, tokens)]
 
     def facts(self) -> dict[str, Any]:
         """What is known before the first step, JSON-ready; names are those of `TrialRecord`."""

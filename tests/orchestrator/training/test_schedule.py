@@ -73,7 +73,7 @@ def test_the_collapsed_schedule_ends_at_its_minimum():
 def test_the_collapsed_schedule_is_had_by_its_name_only():
     with pytest.raises(ValueError, match=r"decay_fraction=3.0 must lie in \[0, 1\]"):
         ScheduleConfig(**(COLLAPSED | {"kind": "wsd"}))
-    with pytest.raises(ValueError, match="nothing collapses: schedule.kind must be 'wsd'"):
+    with pytest.raises(ValueError, match=r"nothing collapses: schedule.kind must be 'wsd'"):
         ScheduleConfig(kind="collapsed", warmup_fraction=0.1, decay_fraction=0.2)
 
 
@@ -98,7 +98,9 @@ def test_shares_outside_zero_and_one_are_refused(name, value):
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="'linear' must be one of wsd, cosine, constant, collapsed"):
+    with pytest.raises(
+        ValueError, match="'linear' must be one of wsd, cosine, constant, collapsed"
+    ):
         ScheduleConfig(kind="linear")
 
 
