@@ -336,7 +336,7 @@ def spec_json(plan: Plan, provenance: Provenance) -> dict[str, Any]:
         "data_id": open_dataset(plan.data_folder).data_id,
         "data_folder": str(plan.data_folder),
         "conf_path": str(plan.sweep.conf_path),
-        "overrides": plan.sweep.overrides,
+        "overrides": [without_secret(text) for text in plan.sweep.overrides],
         "cells": len(plan.sweep.cells),
         "replicates": len(plan.desired),
         "provenance": asdict(provenance),

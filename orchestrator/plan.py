@@ -16,6 +16,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.hardware import Machine, resolve_device, resolve_precision, this_machine
 from orchestrator.identity import NON_SEMANTIC_KEYS, canonical_json, replicate_id
 from orchestrator.ledger import Ledger, ReplicateState
+from orchestrator.provenance import fingerprints
 from orchestrator.records import TrialRecord
 from orchestrator.store_uri import tracking_uri
 from orchestrator.training.schedule import quartiles
@@ -36,6 +37,8 @@ class Plan:
         desired: planned record of each desired replicate, by id, in running order.
         states: the ledger's word on each desired replicate.
         undesired: replicates on disk that the sweep no longer asks for.
+        other_code: desired replicates that were trained, in part at least, by other code or other
+            versions of packages than this call's.
         notes: sentences worth printing.
         pause_steps: of replicates that are trained to a step for now, which one.
         asks: what a search has decided and not yet written to its journal.
@@ -51,6 +54,7 @@ class Plan:
     desired: dict[str, TrialRecord]
     states: dict[str, ReplicateState]
     undesired: list[str]
+    other_code: list[str]
     notes: list[str]
     pause_steps: dict[str, int] = field(default_factory=dict)
     asks: list[dict[str, Any]] = field(default_factory=list)
@@ -128,6 +132,10 @@ def make_plan(sweep: Sweep, root: Path, folder: Path, *, joins_ledger: bool = Tr
     data, data_folder = find_data(sweep, root, folder)
     if data_folder is None:
         notes.append(unprepared(sweep, data))
+    states = ledger.states(desired)
+    other_code = _other_code(states)
+    if other_code:
+        notes += _about_other_code(spec, other_code, states)
     return Plan(
         sweep=sweep,
         root=root,
@@ -137,10 +145,43 @@ def make_plan(sweep: Sweep, root: Path, folder: Path, *, joins_ledger: bool = Tr
         data=data,
         data_folder=data_folder,
         desired=desired,
-        states=ledger.states(desired),
+        states=states,
         undesired=undesired,
+        other_code=other_code,
         notes=notes,
     )
+
+
+def _other_code(states: dict[str, ReplicateState]) -> list[str]:
+    """Replicates whose last attempt says that other code or packages ran it."""
+    now = fingerprints()
+    return [
+        name
+        for name, state in states.items()
+        if any(state.start.get(key, value) != value for key, value in now.items())
+    ]
+
+
+def _about_other_code(
+    spec: SweepSpec, names: list[str], states: dict[str, ReplicateState]
+) -> list[str]:
+    """What the policy `other_code` has to say of such replicates.
+
+    Raises:
+        ConfigError: the policy is to refuse them.
+    """
+    start = states[names[0]].start
+    commit = start.get("git_commit") or "no commit"
+    sentence = (
+        f"{len(names)} of {len(states)} replicates were trained by other code or package versions "
+        f"(for example {names[0]}: code {start.get('code_id')}, commit {commit[:9]}, torch "
+        f"{start.get('torch_version')}) than this call's"
+    )
+    if spec.other_code == "refuse":
+        raise ConfigError(
+            f"other_code=refuse: {sentence}; use that code, another sweep name, or other_code=warn"
+        )
+    return [sentence] if spec.other_code == "warn" else []
 
 
 def find_data(sweep: Sweep, root: Path, folder: Path) -> tuple[DataConfig, Path | None]:
@@ -332,6 +373,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             for rule, count in zip(plan.spec.exclude, plan.sweep.excluded, strict=True)
         ],
         "undesired": plan.undesired,
+        "other_code": plan.other_code,
         "notes": plan.notes,
     }
 

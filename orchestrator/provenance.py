@@ -11,9 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.hardware import this_machine
+from orchestrator.store_uri import without_secret
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 ROOMS = ("orchestrator", "models", "kernels", "analysis")
+RESULT_CODE = (
+    "kernels",
+    "models",
+    "orchestrator/training",
+    "orchestrator/data",
+    "orchestrator/trial.py",
+    "orchestrator/config.py",
+)
+"""Code that decides what a trial computes."""
+RESULT_PACKAGES = ("torch", "triton", "numpy", "tokenizers")
+"""Packages that decide what a trial computes."""
 PACKAGES = (
     "torch",
     "triton",
@@ -35,7 +47,8 @@ class Provenance:
     Attributes:
         git_commit: commit of the checkout; null outside a repository.
         git_dirty: whether tracked files differ from that commit.
-        git_diff: those differences, at most `MAX_DIFF_CHARACTERS`.
+        git_diff: those differences, at most `MAX_DIFF_CHARACTERS`; passwords in URIs are left out,
+            here as in `command`.
         code_digest: sha256 over the rooms' Python files, whatever git says.
         command: the command line.
         user: who ran it.
@@ -70,9 +83,9 @@ def capture(command: list[str]) -> Provenance:
     return Provenance(
         git_commit=commit,
         git_dirty=bool(diff) if commit else None,
-        git_diff=(diff or "")[:MAX_DIFF_CHARACTERS],
+        git_diff=without_secret(diff or "")[:MAX_DIFF_CHARACTERS],
         code_digest=code_digest(),
-        command=" ".join(command),
+        command=without_secret(" ".join(command)),
         user=getpass.getuser(),
         python=sys.version.split()[0],
         platform=platform.platform(),
@@ -92,9 +105,28 @@ def code_digest() -> str:
     return total.hexdigest()
 
 
+def fingerprints() -> dict[str, str]:
+    """Ids of the code and of the package versions that decide what a trial computes, as they are.
+
+    Equal ids mean equal results, on equal devices; other ids may still mean the same results.
+    """
+    code = hashlib.sha256()
+    for part in RESULT_CODE:
+        path = CHECKOUT / part
+        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+            code.update(str(file.relative_to(CHECKOUT)).encode())
+            code.update(file.read_bytes())
+    versions = " ".join(f"{name}={_version(name)}" for name in RESULT_PACKAGES)
+    return {
+        "code_id": code.hexdigest()[:12],
+        "packages_id": hashlib.sha256(versions.encode()).hexdigest()[:12],
+    }
+
+
 def trial_stamp(provenance: Provenance) -> dict[str, Any]:
     """What each attempt's journal repeats of it."""
     return {
+        **fingerprints(),
         "git_commit": provenance.git_commit,
         "git_dirty": provenance.git_dirty,
         "torch_version": provenance.packages.get("torch"),

@@ -1,7 +1,8 @@
 """Where the MLflow view goes; apart from `tracking`, since importing MLflow takes long."""
 
+import re
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from orchestrator.errors import ConfigError
 
@@ -32,10 +33,10 @@ def tracking_uri(asked: str | None, root: Path) -> str:
     return asked
 
 
-def without_secret(uri: str) -> str:
-    """A URI without the password that it may carry."""
-    parts = urlsplit(uri)
-    if parts.password is None:
-        return uri
-    netloc = parts.netloc.replace(f":{parts.password}@", ":***@")
-    return urlunsplit(parts._replace(netloc=netloc))
+PASSWORD = re.compile(r"(://[^\s:/@]*):[^\s/]*@")
+"""The password of a URI, in any text; it may hold `@` itself, as people write it."""
+
+
+def without_secret(text: str) -> str:
+    """A URI, or any text with URIs in it, without the passwords that they carry."""
+    return PASSWORD.sub(r"\1:***@", text)

@@ -86,7 +86,7 @@ def _reaching_the_store(
         except STORE_ERRORS as error:
             view.doubt()
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise TrackingError(first[:300]) from None
+            raise TrackingError(without_secret(first)[:300]) from None
 
     return reach
 
@@ -402,7 +402,7 @@ def _connect(uri: str) -> MlflowClient:
     except (MlflowException, OSError) as error:
         raise ConfigError(
             f"tracking.uri={without_secret(uri)}: MLflow cannot use it "
-            f"({str(error).strip().splitlines()[0]})"
+            f"({without_secret(str(error).strip()).splitlines()[0]})"
         ) from None
     return client
 

@@ -147,6 +147,38 @@ def test_an_impossible_request_says_need_and_have(plan, overrides, machine, sent
         plan(*overrides, machine=machine)
 
 
+NOW = {"code_id": "1" * 12, "packages_id": "2" * 12}
+
+
+def trained_by(plan, name, **facts):
+    plan.ledger.describe(plan.desired[name])
+    journal = Journal(plan.ledger.next_attempt(name))
+    journal.append({"event": "claim", **NOW, "torch_version": "1.0", **facts})
+    journal.append({"event": "end", "status": "completed"})
+    journal.close()
+
+
+@pytest.mark.parametrize("key", ["code_id", "packages_id"])
+def test_results_of_other_code_are_reused_told_or_refused(plan, key, monkeypatch):
+    monkeypatch.setattr(planning, "fingerprints", lambda: NOW)
+    first = plan()
+    names = list(first.desired)
+    trained_by(first, names[0])
+    trained_by(first, names[1], **{key: "0" * 12})
+    remember(first)
+    warned = plan()
+    assert warned.other_code == [names[1]] == plan_json(warned)["other_code"]
+    assert any("1 of 8 replicates were trained by other code" in n for n in warned.notes)
+    assert names[1] not in warned.to_run
+    silent = plan("other_code=reuse")
+    assert silent.other_code == [names[1]]
+    assert not any("other code" in note for note in silent.notes)
+    with pytest.raises(ConfigError, match=rf"{names[1]}.*another sweep name"):
+        plan("other_code=refuse")
+    with pytest.raises(ConfigError, match="other_code='no' must be one of reuse, warn, refuse"):
+        plan("other_code=no")
+
+
 def test_a_price_that_nothing_enforces_is_said(plan):
     assert any("not enforced yet" in note for note in plan("price.max_gpu_hours=1").notes)
 

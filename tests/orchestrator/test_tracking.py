@@ -206,6 +206,9 @@ def test_an_unknown_scheme_is_refused_without_its_password(tmp_path):
 def test_a_password_never_leaves_a_uri():
     assert without_secret("postgresql://me:secret@host:5/db") == "postgresql://me:***@host:5/db"
     assert without_secret("http://host") == "http://host"
+    assert without_secret("postgresql://me:p@ss:w0rd@host/db") == "postgresql://me:***@host/db"
+    told = without_secret("sweep conf=x tracking.uri=mysql://me:secret@h/db seeds=0")
+    assert told == "sweep conf=x tracking.uri=mysql://me:***@h/db seeds=0"
 
 
 def test_a_deleted_experiment_says_how_to_restore_it(world):
