@@ -85,9 +85,12 @@ class CheckpointConfig:
 
     Attributes:
         every_steps: steps between two checkpoints; null for none.
+        export: keep the trained model, as safetensors with a model card, in the folder `model`
+            beside the replicate's journals; of trials that end from then on.
     """
 
     every_steps: int | None = 500
+    export: bool = False
 
     def __post_init__(self) -> None:
         if self.every_steps is not None and self.every_steps < 1:

@@ -63,6 +63,7 @@ def train_one(plan: Plan, console: Console) -> int:
         runtime=Runtime(device=plan.device, precision=plan.precision, threads=plan.threads),
         journal=journal,
         checkpoint_folder=None,
+        export_folder=plan.root / "models" / record.replicate_id,
         should_stop=lambda: False,
     )
     console.print(outcome.status)

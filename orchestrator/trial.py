@@ -23,6 +23,7 @@ from typing import Any
 from orchestrator.config import TrialConfig, trial_to_dict
 from orchestrator.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from orchestrator.training.evaluate import Evaluation
+from orchestrator.training.export import export_model
 from orchestrator.training.journal import JournalSink, ListJournal, NullJournal
 from orchestrator.training.loop import StepMetrics, fit, is_due
 from orchestrator.training.ranks import ALONE, Ranks
@@ -149,6 +150,7 @@ def run_trial(
     runtime: Runtime,
     journal: JournalSink,
     checkpoint_folder: Path | None = None,
+    export_folder: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     pause_step: int | None = None,
     ranks: Ranks = ALONE,
@@ -165,6 +167,8 @@ def run_trial(
         runtime: device and arithmetic.
         journal: where the events go.
         checkpoint_folder: where checkpoints are written and looked for; None for neither.
+        export_folder: where the trained model goes under `checkpoint.export`; None for a folder
+            `model` beside that of the checkpoints.
         should_stop: asked after every step that has been read; true ends the trial, with a
             checkpoint where there is a folder for it.
         pause_step: after which the trial is evaluated and ended in the same way.
@@ -172,9 +176,14 @@ def run_trial(
             tells the journal and writes checkpoints.
 
     Raises:
-        ValueError: inputs that cannot be trained with, or a pause that lies behind the checkpoint.
+        ValueError: inputs that cannot be trained with, no folder for a model to export, or a
+            pause that lies behind the checkpoint.
         CheckpointMismatchError: the folder's checkpoint belongs to another trial.
     """
+    if export_folder is None and checkpoint_folder is not None:
+        export_folder = checkpoint_folder.with_name("model")
+    if config.checkpoint.export and export_folder is None:
+        raise ValueError("checkpoint.export=true needs export_folder or checkpoint_folder")
     started = time.perf_counter()
     with runtime.applied():
         runtime.reset_peak_memory()
@@ -209,6 +218,8 @@ def run_trial(
         status = _status(progress, is_stopped=is_stopped)
         recall = session.ask_recall() if status == "completed" else []
         outcome = _outcome(session, progress, status, recall, time.perf_counter() - started)
+        if export_folder is not None and status == "completed" and ranks.is_first:
+            _export(session, outcome, export_folder)
         kind = "stop" if is_stopped else "end"
         journal.append({"event": kind, **outcome.as_fields()})
         return outcome
@@ -307,6 +318,21 @@ def _save(session: Session, progress: _Progress, folder: Path, wall_seconds: flo
         tensors=tensors,
         facts=progress.carried(wall_seconds),
         identity=_identity(session),
+    )
+
+
+def _export(session: Session, outcome: TrialOutcome, folder: Path) -> None:
+    if not session.config.checkpoint.export:
+        return
+    results = outcome.as_fields() | {"unigram_loss_nats": session.dataset.unigram_loss_nats}
+    export_model(
+        folder,
+        session.model,
+        session.config,
+        seed=session.seed,
+        data_folder=session.dataset.folder,
+        data_id=session.dataset.data_id,
+        results=results,
     )
 
 

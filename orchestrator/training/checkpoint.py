@@ -149,20 +149,30 @@ def differing_keys(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[s
     )
 
 
-def _check_identity(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def differing_values(
+    there: Mapping[str, Any], here: Mapping[str, Any], *, free: tuple[str, ...] = ()
+) -> str:
+    """What differs between a saved mapping and one of now, in words; empty for nothing.
+
+    Args:
+        there: nested values as they were saved.
+        here: nested values as they are wanted.
+        free: beginnings of dotted paths that may differ.
+    """
     # Through JSON, so that a tuple here equals the list that it was saved as.
-    wanted = json.loads(json.dumps(wanted))
-    differing = [
-        key for key in differing_keys(saved, wanted) if not key.startswith(KEYS_FREE_TO_CHANGE)
-    ]
-    if differing:
-        flat_saved, flat_wanted = _flat(saved), _flat(wanted)
-        pairs = "; ".join(
-            f"{key} is {flat_saved.get(key)!r} there and {flat_wanted.get(key)!r} here"
-            for key in differing
-        )
+    here = json.loads(json.dumps(here))
+    flat_there, flat_here = _flat(there), _flat(here)
+    return "; ".join(
+        f"{key} is {flat_there.get(key)!r} there and {flat_here.get(key)!r} here"
+        for key in differing_keys(there, here)
+        if not key.startswith(free)
+    )
+
+
+def _check_identity(path: Path, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    if difference := differing_values(saved, wanted, free=KEYS_FREE_TO_CHANGE):
         raise CheckpointMismatchError(
-            f"checkpoint {path} belongs to another trial: {pairs}; continue with the same "
+            f"checkpoint {path} belongs to another trial: {difference}; continue with the same "
             "configuration, or remove the checkpoint"
         )
 
