@@ -14,6 +14,9 @@ from orchestrator.ledger import ReplicateState
 from orchestrator.plan import Plan, rate_ratios, total_flops
 from orchestrator.records import TrialRecord
 
+SHOWN_CELLS = 200
+"""Rows of a plan's table; more are no longer read, and take long to lay out."""
+
 LOG_SECONDS = 30.0
 """Between two plain progress lines when nothing ends in between."""
 
@@ -133,8 +136,11 @@ def plan_table(plan: Plan) -> Table:
         table.add_column(heading, no_wrap=True)
     for heading in ("lr", "adam lr", "FFN", "parameters", "tokens", "done", "to run", "to time"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for cell in plan.sweep.cells:
-        names = [n for n, record in plan.desired.items() if record.cell_id == cell.cell_id]
+    by_cell: dict[str, list[str]] = {}
+    for name, record in plan.desired.items():
+        by_cell.setdefault(record.cell_id, []).append(name)
+    for cell in plan.sweep.cells[:SHOWN_CELLS]:
+        names = by_cell[cell.cell_id]
         record = plan.desired[names[0]]
         states = [plan.states[name] for name in names]
         table.add_row(
@@ -158,6 +164,8 @@ def plan_table(plan: Plan) -> Table:
 def show_plan(plan: Plan, console: Console) -> None:
     """Print the cells, what would run, what rules left out, and notes."""
     console.print(plan_table(plan))
+    if len(plan.sweep.cells) > SHOWN_CELLS:
+        console.print(f"… and {len(plan.sweep.cells) - SHOWN_CELLS} more cells (--json has all)")
     spec = plan.spec
     for rule, count in zip(spec.exclude, plan.sweep.excluded, strict=True):
         console.print(f"excluded by {rule}: {count} cells", markup=False)

@@ -112,12 +112,15 @@ class Ledger:
     def next_attempt(self, replicate_id: str, kind: str = "attempt") -> Path:
         """Path of the next journal of a kind, `attempt` or `speed`."""
         folder = self.replicate_folder(replicate_id)
-        return folder / f"{kind}-{len(_journals(folder, kind)) + 1:04d}.jsonl"
+        journals = _journals(folder)[kind]
+        last = int(journals[-1].stem.rpartition("-")[2]) if journals else 0
+        return folder / f"{kind}-{last + 1:04d}.jsonl"
 
     def state(self, replicate_id: str) -> ReplicateState:
         """What the journals of one replicate say."""
         folder = self.replicate_folder(replicate_id)
-        attempts, speeds = _journals(folder, "attempt"), _journals(folder, "speed")
+        found = _journals(folder)
+        attempts, speeds = found["attempt"], found["speed"]
         speed = next((end for path in reversed(speeds) if (end := _completed(path))), {})
         if not attempts:
             return ReplicateState(speed_attempts=speeds)
@@ -133,7 +136,9 @@ class Ledger:
 
     def states(self, replicate_ids: Iterable[str]) -> dict[str, ReplicateState]:
         """`state` of several replicates."""
-        return {name: self.state(name) for name in replicate_ids}
+        on_disk = set(self.replicate_ids())
+        untried = ReplicateState()
+        return {n: self.state(n) if n in on_disk else untried for n in replicate_ids}
 
     def curve(self, replicate_id: str, attempts: tuple[Path, ...]) -> list[CurvePoint]:
         """Each logged step once: the value that was journalled first.
@@ -204,8 +209,17 @@ SPEED_COLUMNS = (
 """Columns that only the speed lane fills."""
 
 
-def _journals(folder: Path, kind: str) -> tuple[Path, ...]:
-    return tuple(sorted(folder.glob(f"{kind}-*.jsonl")))
+def _journals(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Journals of a replicate by kind, oldest first."""
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        names = []
+    journals = [name for name in names if name.endswith(".jsonl")]
+    return {
+        kind: tuple(folder / name for name in journals if name.startswith(f"{kind}-"))
+        for kind in ("attempt", "speed")
+    }
 
 
 def _completed(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -116,12 +117,8 @@ def make_plan(sweep: Sweep, root: Path, folder: Path, *, joins_ledger: bool = Tr
     if spec.device == "auto" and device == "cpu":
         notes.append("device auto: no NVIDIA GPU here, so trials run on the CPU")
     precision = resolve_precision(spec.precision, device)
-    desired = {
-        record.replicate_id: record
-        for seed in spec.seeds
-        for cell in ([] if spec.purpose == "search" else sweep.cells)  # it asks for its points
-        for record in [planned_record(spec.name, cell, seed)]
-    }
+    cells = [] if spec.purpose == "search" else sweep.cells  # it asks for its points
+    desired = planned_records(spec.name, cells, spec.seeds)
     ledger = Ledger(root, spec.name)
     on_disk = ledger.replicate_ids()
     if ledger.exists and joins_ledger:
@@ -216,6 +213,20 @@ def has_sources(config: DataConfig) -> bool:
     except MissingSourceError:
         return False
     return True
+
+
+def planned_records(
+    sweep: str, cells: Sequence[Cell], seeds: Sequence[int]
+) -> dict[str, TrialRecord]:
+    """`planned_record` of every cell with every seed, by replicate, all of a seed together."""
+    records = {}
+    firsts = [planned_record(sweep, cell, seeds[0]) for cell in cells] if seeds else []
+    for seed in seeds:
+        for cell, first in zip(cells, firsts, strict=True):
+            name = replicate_id(cell.cell_id, seed)
+            data_seed = seed if cell.config.data_seed is None else cell.config.data_seed
+            records[name] = replace(first, replicate_id=name, seed=seed, data_seed=data_seed)
+    return records
 
 
 def planned_record(sweep: str, cell: Cell, seed: int) -> TrialRecord:

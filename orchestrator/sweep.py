@@ -219,10 +219,13 @@ def _close_abandoned(job: Job, error: Exception | None) -> None:
     path = Path(job.journal)
     if path.is_file() and (last_event(path) or {}).get("event") in ("end", "stop"):
         return
-    if error is None or "ActorDied" in str(error) or "ActorUnavailable" in str(error):
+    text = str(error or "")
+    if "creation task" in text:  # the worker could not be set up at all
+        failure, sentence = "user_bug", text.strip().splitlines()[-1][:2000]
+    elif "[Errno " in text:  # the journal itself could not be written
+        failure, sentence = "node", text.strip().splitlines()[-1][:2000]
+    else:
         failure, sentence = classify_death(Path(job.folder))
-    else:  # Ray could not start the worker, or not hand it the job
-        failure, sentence = "user_bug", str(error).strip().splitlines()[-1][:2000]
     journal = Journal(path)
     journal.append(
         {"event": "end", "status": "failed", "failure_class": failure, "error": sentence}

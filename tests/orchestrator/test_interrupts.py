@@ -7,9 +7,9 @@ import pytest
 pytestmark = pytest.mark.ray
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_a_signal_to_the_driver_leaves_true_statuses_and_the_next_call_continues(fake, number):
-    # The second seed's trials last longer than any test waits.
+def interrupted(fake, number):
+    """A sweep of two trials, the first done and the second in its midst, after a signal."""
+    # The second seed's trial lasts longer than any test waits.
     fake.write([1e-3], [0, 1], mishaps=[{"when": {"seed": 1}, "at_step": 3, "what": "slow"}])
     driver = fake.start()
     fake.wait_for(
@@ -23,6 +23,14 @@ def test_a_signal_to_the_driver_leaves_true_statuses_and_the_next_call_continues
     statuses = {run.data.tags["seed"]: run.info.status for run in fake.runs()}
     assert statuses == {"0": "FINISHED", "1": "KILLED"}
     assert [run.info.status for run in fake.runs("sweep")] == ["KILLED"]
+
+
+def test_ctrl_c_leaves_true_statuses_and_no_worker(fake):
+    interrupted(fake, signal.SIGINT)
+
+
+def test_after_sigterm_the_next_call_ends_what_is_left(fake):
+    interrupted(fake, signal.SIGTERM)
     fake.write([1e-3], [0, 1])
     assert fake.run() == 0, fake.said
     fake.assert_consistent(2)

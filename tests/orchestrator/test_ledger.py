@@ -153,6 +153,13 @@ def test_the_last_attempt_decides(ledger, end, status, is_result):
     assert (state.status, state.is_result) == (status, is_result)
 
 
+def test_a_journal_that_was_taken_away_gives_its_number_to_no_other(ledger):
+    for _ in range(3):
+        write(ledger.next_attempt("cabc-s0"), step(1))
+    (ledger.replicate_folder("cabc-s0") / "attempt-0002.jsonl").unlink()
+    assert ledger.next_attempt("cabc-s0").name == "attempt-0004.jsonl"
+
+
 def test_a_speed_that_was_measured_once_is_never_missing(ledger):
     write(ledger.next_attempt("cabc-s0"), {"event": "end", "status": "completed"})
     assert ledger.state("cabc-s0").needs_speed
