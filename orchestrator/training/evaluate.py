@@ -19,6 +19,13 @@ class TokenModel(Protocol):
         """Cross-entropy of each target in nats, `[B, T]` fp32."""
 
 
+class LogitModel(Protocol):
+    """A model that says which token comes next."""
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Logits `[B, T, vocab]` for tokens `[B, T]`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """What a model scored on an evaluation set.

@@ -15,7 +15,6 @@ stand at every position after the pairs, not at every second one.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from orchestrator.training.evaluate import LogitModel
 from orchestrator.training.runtime import Runtime
 
 FILLER = 0
@@ -30,13 +30,6 @@ NO_ANSWER = -100
 """The target of a position where nothing is asked; `cross_entropy` leaves it out by default."""
 
 Tokens = NDArray[np.int64]
-
-
-class LogitModel(Protocol):
-    """A model that says which token comes next."""
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Logits `[B, T, vocab]` for tokens `[B, T]`."""
 
 
 @dataclass(frozen=True, slots=True)

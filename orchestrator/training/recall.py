@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.training.evaluate import LogitModel
 from orchestrator.training.probes import (
-    LogitModel,
     RecallTask,
     associative_recall,
     needle,
