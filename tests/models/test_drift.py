@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from models.drift import Token, measure_drift, random_tokens, updated
+from models.drift import Token, drift_table, measure_drift, random_tokens, updated
 
 ONE = torch.ones(1, dtype=torch.float64)
 
@@ -66,3 +66,11 @@ def test_updates_that_cannot_be_measured_are_refused() -> None:
         measure_drift(counting(), torch.float32, [2, 1])
     with pytest.raises(ValueError, match="tokens ended before the 3 updates"):
         measure_drift(iter([next(counting())] * 2), torch.float32, [1, 3])
+
+
+def test_the_table_has_a_line_for_each_rule_decay_and_type() -> None:
+    lines = list(drift_table(updates=(1, 3)))
+    assert len(lines) == 2 + 2 * 2 * 3
+    assert lines[0] == "| rule | decay | state | 1 | 3 |"
+    fp32, bf16 = (float(line.split("|")[5]) for line in lines[2:4])
+    assert fp32 < 1e-6 < 1e-4 < bf16 < 1e-2

@@ -19,6 +19,7 @@ from models.configs import (
     DeltaNetConfig,
     GatedDeltaNet2Config,
     GatedDeltaNetConfig,
+    GatedLinearConfig,
     KimiDeltaConfig,
     LinearConfig,
     MixerConfig,
@@ -28,6 +29,7 @@ from models.configs import (
 from models.layers import DecayGate
 from models.mixer import Mixer
 from models.mixers import MIXERS
+from models.mixers.gated_linear import GatedLinear
 from models.recurrent import RecurrentMixer
 from tests.models.small_models import SMALL, build, relative_rms
 
@@ -152,6 +154,26 @@ def expected_gated_deltanet2(mixer: RecurrentMixer, x: Tensor, scale: float = 1.
     return finished(mixer, out, F.silu(z).reshape(*x.shape[:2], HV, V))
 
 
+def expected_gated_linear(mixer: GatedLinear, x: Tensor) -> Tensor:
+    blocks = (x @ mixer.in_proj.weight.T).split(mixer.in_proj.rows, -1)
+    q, k = (
+        (F.elu(rows) + 1).reshape(*x.shape[:2], H, K).repeat_interleave(HV // H, 2)
+        for rows in blocks[:2]
+    )
+    v = blocks[2].reshape(*x.shape[:2], HV, V)
+    alpha = torch.ones_like(k)
+    if mixer.decay is not None:
+        alpha = alpha_of(mixer.decay, blocks[4]).expand_as(k)
+    state, key_sum, outs = torch.zeros(len(x), HV, K, V), torch.zeros(len(x), HV, K), []
+    for t in range(x.shape[1]):
+        state = alpha[:, t, ..., None] * state + k[:, t, ..., None] * v[:, t, :, None]
+        key_sum = alpha[:, t] * key_sum + k[:, t]
+        read = torch.einsum("bhkv,bhk->bhv", state, q[:, t])
+        outs.append(read / ((key_sum * q[:, t]).sum(-1, keepdim=True) + 1e-6))
+    gated = torch.stack(outs, 1).flatten(-2) * blocks[3].sigmoid()
+    return gated @ mixer.out_proj.weight.T
+
+
 def expected_softmax(mixer: Mixer, x: Tensor) -> Tensor:
     heads, kv_heads, dim = 4, 2, 8
     blocks = (x @ mixer.in_proj.weight.T).split(mixer.in_proj.rows, -1)
@@ -172,6 +194,8 @@ def expected_softmax(mixer: Mixer, x: Tensor) -> Tensor:
     k, v = k.repeat_interleave(2, 2), v.repeat_interleave(2, 2)
     scores = torch.einsum("bthd,bshd->bhts", q, k) * dim**-0.5
     later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+    if mixer.window is not None:
+        later = later | torch.ones_like(later).tril(-mixer.window)
     weights = scores.masked_fill(later, float("-inf")).softmax(-1)
     out = torch.einsum("bhts,bshd->bthd", weights, v).flatten(-2)
     if len(blocks) == 4:
@@ -191,6 +215,9 @@ CASES: dict[str, tuple[MixerConfig, Callable[..., Tensor]]] = {
         MIXER_CONFIGS["linear_unnormalized"](),
         expected_linear_unnormalized,
     ),
+    "gated_linear": (GatedLinearConfig(), expected_gated_linear),
+    "gated_linear-head": (GatedLinearConfig(decay="head"), expected_gated_linear),
+    "gated_linear-channel": (GatedLinearConfig(decay="channel"), expected_gated_linear),
     "deltanet": (DeltaNetConfig(), expected_deltanet),
     "deltanet-negative": (DeltaNetConfig(negative_eigenvalues=True), doubled(expected_deltanet)),
     "gated_deltanet": (GatedDeltaNetConfig(), expected_gated_deltanet),
@@ -225,6 +252,13 @@ def test_a_mixer_is_its_equations(options: MixerConfig, expected: Callable[..., 
 def test_softmax_options_are_their_equations(gate: bool, norm: bool) -> None:  # noqa: FBT001
     mixer = mixer_of(MixerConfig(), SoftmaxConfig(output_gate=gate, qk_norm=norm))
     x = inputs()
+    with torch.no_grad():
+        assert relative_rms(mixer(x), expected_softmax(mixer, x)) < TOLERANCE
+
+
+@pytest.mark.parametrize("window", [1, 6, 40])
+def test_a_window_reads_its_last_tokens(window: int) -> None:
+    mixer, x = mixer_of(MixerConfig(), SoftmaxConfig(window=window)), inputs()
     with torch.no_grad():
         assert relative_rms(mixer(x), expected_softmax(mixer, x)) < TOLERANCE
 
