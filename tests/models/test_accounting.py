@@ -232,6 +232,12 @@ def test_the_linear_state_of_an_8b_model_in_float16() -> None:
     assert kv_bytes_per_token(config) == 0
 
 
+def test_scores_of_a_long_text_are_a_million_times_the_state() -> None:
+    heads = HeadLayout(key_heads=1, value_heads=1, key_dim=128, value_dim=128)
+    one_head = ModelConfig(num_layers=1, d_model=128, mixer=DELTANET, heads=heads)
+    assert 131_072**2 / recurrent_memory_numbers(one_head) == 2**20
+
+
 def test_a_three_to_one_hybrid_of_an_8b_model_saves_three_quarters_of_the_cache() -> None:
     config = ModelConfig(**LLAMA_3_8B, mixer=DELTANET, stack="hybrid", softmax_every=4)
     assert 4_000 * kv_bytes_per_token(config, itemsize=2) == 524_288_000

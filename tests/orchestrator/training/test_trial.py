@@ -1,7 +1,9 @@
 """Whole trials: their events and outcome, determinism, resumption, divergence, speed."""
 
+import dataclasses
 import json
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,14 @@ import pytest
 import torch
 
 from models.configs import MIXER_CONFIGS
-from orchestrator.config import CheckpointConfig, EvalConfig, LogConfig
+from orchestrator.config import (
+    CheckpointConfig,
+    EvalConfig,
+    LogConfig,
+    trial_from_dict,
+    trial_to_dict,
+)
+from orchestrator.identity import canonical_json
 from orchestrator.records import CURVE_COLUMNS, TRIAL_COLUMNS
 from orchestrator.training.checkpoint import TENSORS_FILE, CheckpointMismatchError
 from orchestrator.training.optim.configs import AdamWConfig, MuonConfig
@@ -132,6 +141,32 @@ def test_two_runs_with_one_seed_are_equal_bit_for_bit(tiny_trial, data_folder, m
     assert repeatable(outcomes[0].as_fields()) == repeatable(outcomes[1].as_fields())
     steps = [[repeatable(event) for event in own.of("step")] for own in journals]
     assert steps[0] == steps[1]
+
+
+def test_a_cell_built_again_from_its_record_is_the_same_to_the_bit(tiny_trial, data_folder):
+    config = tiny_trial(mixer="gated_deltanet", stack="hybrid", optimizer=MuonConfig())
+    recorded = trial_from_dict(json.loads(canonical_json(trial_to_dict(config))))
+    sessions = [
+        open_session(each, seed=5, data_folder=data_folder, runtime=Runtime())
+        for each in (config, recorded)
+    ]
+    first, second = ({**session.facts(), "loss": session.evaluate()} for session in sessions)
+    assert first == second
+    pairs = zip(*(session.model.state_dict().items() for session in sessions), strict=True)
+    for (name, tensor), (other_name, other) in pairs:
+        assert name == other_name
+        assert torch.equal(tensor, other), name
+
+
+@pytest.mark.slow
+def test_a_compiled_and_recomputing_trial_ends_near_the_plain_one(tiny_trial, data_folder):
+    config = tiny_trial(mixer="deltanet", steps=6)
+    modes = {"recompute": True, "compile": True}
+    compiled = dataclasses.replace(config, model=dataclasses.replace(config.model, **modes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own
+        found = run(compiled, data_folder).val_loss_nats
+    assert found == pytest.approx(run(config, data_folder).val_loss_nats, rel=1e-4)
 
 
 def test_another_seed_is_another_trial(tiny_trial, data_folder):
