@@ -22,13 +22,15 @@ ROLES = (
     "norm",
     "convolution",
     "matrix",
+    "attention_matrix",
     "gate_projection",
     "decay_vector",
     "bias",
     "routing_matrix",
     "routing_vector",
 )
-"""Every role that a parameter can have; optimizers map roles to groups."""
+"""Every role that a parameter can have; optimizers map roles to groups. `attention_matrix` is the
+fused projection of a softmax layer, which some recipes treat unlike every other matrix."""
 
 
 @dataclass(frozen=True, slots=True)

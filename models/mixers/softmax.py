@@ -58,7 +58,7 @@ class Softmax(Mixer):
         self.window = options.window
         self.has_output_gate = options.output_gate
         self.tables: tuple[Tensor, Tensor] | None = None
-        self.in_proj = Projection(config.d_model, tuple(blocks))
+        self.in_proj = Projection(config.d_model, tuple(blocks), role="attention_matrix")
         self.q_norm = RMSNorm(self.head_dim, config.norm_eps) if options.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.norm_eps) if options.qk_norm else None
         self.out_proj = Projection(

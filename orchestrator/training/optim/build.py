@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from models.mixer import ParameterInfo
+from models.mixer import ROLES, ParameterInfo
 from orchestrator.training.optim.adamw import AdamW
 from orchestrator.training.optim.configs import AdamWConfig, MuonConfig, OptimizerConfig
 from orchestrator.training.optim.muon import Muon
@@ -15,7 +15,10 @@ from orchestrator.training.optim.roles import GroupSpec, ParameterRow, assign, c
 # Hidden matrices, whose singular values mean something; also the zero-initialised routing
 # projections, as in the published recipe. Gate projections are small and end in a nonlinearity:
 # they stay with Adam unless `role_groups` says otherwise.
-MATRIX_ROLES = frozenset({"matrix", "routing_matrix"})
+MATRIX_ROLES = frozenset({"matrix", "attention_matrix", "routing_matrix"})
+
+SPLIT_ROLES = {"blocks": frozenset(ROLES), "attention": frozenset({"attention_matrix"})}
+"""Roles of the matrices that `optimizer.split` takes apart; none where it is `fused`."""
 
 
 class DescribedModel(Protocol):
@@ -106,7 +109,7 @@ def _muon_specs(config: MuonConfig) -> list[GroupSpec]:
         peak_lr=config.lr,
         weight_decay=config.weight_decay,
         claims=lambda role, ndim: is_matrix(role),
-        splits_blocks=config.split == "blocks",
+        split_roles=SPLIT_ROLES.get(config.split, frozenset()),
     )
     rest = _adam_specs(
         config.adam_lr,

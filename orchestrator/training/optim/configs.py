@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 ARITHMETICS = ("auto", "fp32", "bf16")
 SHAPE_FACTORS = ("spectral", "original", "match_rms", "none")
 SECOND_MOMENTS = ("off", "row", "longer_side")
-SPLITS = ("blocks", "fused")
+SPLITS = ("blocks", "attention", "fused")
 ADAM_SCHEDULES = ("decayed", "constant")
 
 Triple = tuple[float, float, float]
@@ -158,7 +158,7 @@ class MuonConfig(OptimizerConfig):
             where update · weight ≥ 0.
         arithmetic: of the iteration: `auto` (bf16 on CUDA, fp32 on CPU), `fp32` or `bf16`.
         split: `blocks` orthogonalises q, k, v, gate and up of a fused projection each alone,
-            `fused` the stored matrix whole.
+            `attention` only those of softmax layers, `fused` every stored matrix whole.
         adam_schedule: `decayed`, or `constant` after the same warm-up.
         adam_betas: as AdamW's.
         adam_eps: as AdamW's.

@@ -24,7 +24,7 @@ class GroupSpec:
         weight_decay: λ; each update shrinks the weight by the factor 1 − rate · λ.
         claims: whether a parameter of this role and number of dimensions belongs here.
         is_decayed: whether the rate follows the schedule's decay, or only its warm-up.
-        splits_blocks: whether each block of a fused projection is stepped alone.
+        split_roles: roles whose fused projections are stepped block by block.
     """
 
     name: str
@@ -32,7 +32,7 @@ class GroupSpec:
     weight_decay: float
     claims: Callable[[str, int], bool]
     is_decayed: bool = True
-    splits_blocks: bool = False
+    split_roles: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +102,7 @@ def _row(
         claimed = " and ".join(group.name for group in claiming) or "no group"
         raise ValueError(f"parameter {name} ({info.role}) is in {claimed}, not in one group")
     group = claiming[0]
-    blocks = info.blocks if group.splits_blocks else ()
+    blocks = info.blocks if info.role in group.split_roles else ()
     if blocks and sum(rows for _, rows in blocks) != parameter.shape[0]:
         raise ValueError(
             f"blocks {blocks} of parameter {name} must add up to its {parameter.shape[0]} rows"

@@ -73,12 +73,13 @@ def test_the_table_of_a_small_model(tiny_trial):
     model = LanguageModel(tiny_trial(mixer="deltanet", stack="hybrid").model, 50)
     text = format_table(build_optimizer(MuonConfig(lr=1e-3, adam_lr=1e-2), model).table)
     lines = [" ".join(line.split()) for line in text.splitlines()]
+    attention = "32×16 attention_matrix matrix 0.001 0.1 decayed q:16 k:8 v:8"
     assert [line for line in lines if "blocks.0.mixer." in line or "blocks.1.mixer." in line] == [
         "blocks.0.mixer.in_proj.weight 25×16 matrix matrix 0.001 0.1 decayed q:8 k:8 v:8 beta:1",
         "blocks.0.mixer.conv.weight 24×4 convolution adam 0.01 0 decayed whole",
         "blocks.0.mixer.out_norm.weight 8 norm adam_no_decay 0.01 0 decayed whole",
         "blocks.0.mixer.out_proj.weight 16×8 matrix matrix 0.001 0.1 decayed whole",
-        "blocks.1.mixer.in_proj.weight 32×16 matrix matrix 0.001 0.1 decayed q:16 k:8 v:8",
+        f"blocks.1.mixer.in_proj.weight {attention}",
         "blocks.1.mixer.out_proj.weight 16×16 matrix matrix 0.001 0.1 decayed whole",
     ]
 
@@ -110,6 +111,12 @@ def test_the_table_shows_name_shape_role_group_rates_and_blocks(every_role):
 def test_fused_matrices_stay_whole_on_request(every_role):
     rows = build_optimizer(MuonConfig(split="fused"), every_role()).table
     assert all(row.blocks == () for row in rows)
+
+
+def test_the_projections_of_softmax_layers_alone_are_split_on_request(tiny_trial):
+    model = LanguageModel(tiny_trial(mixer="deltanet", stack="hybrid").model, 50)
+    rows = build_optimizer(MuonConfig(split="attention"), model).table
+    assert {row.name for row in rows if row.blocks} == {"blocks.1.mixer.in_proj.weight"}
 
 
 def test_table_rows_are_plain_values(every_role):
@@ -152,7 +159,11 @@ def test_blocks_that_miss_rows_are_an_error():
     parameters = {"w": nn.Parameter(torch.ones(6, 2))}
     infos = {"w": ParameterInfo("matrix", (("q", 2), ("k", 2)))}
     group = GroupSpec(
-        name="m", peak_lr=1.0, weight_decay=0.0, claims=lambda r, n: True, splits_blocks=True
+        name="m",
+        peak_lr=1.0,
+        weight_decay=0.0,
+        claims=lambda r, n: True,
+        split_roles=frozenset({"matrix"}),
     )
     with pytest.raises(ValueError, match="must add up to its 6 rows"):
         assign(parameters, infos, [group])

@@ -286,7 +286,7 @@ def test_a_vector_in_the_matrix_group_is_refused():
         ({"adam_betas": [0.9]}, "must be two numbers"),
         ({"ns_steps": 4}, "optimizer.ns_steps=4 must be at least 5"),
         ({"coefficients": "cans"}, "optimizer.coefficients='cans' must be one of"),
-        ({"split": "heads"}, "optimizer.split='heads' must be one of blocks, fused"),
+        ({"split": "heads"}, "optimizer.split='heads' must be one of blocks, attention, fused"),
         ({"restore_norm": True, "second_moment": "off"}, "restore_norm=True needs"),
         ({"role_groups": {"head": "none"}}, "optimizer.role_groups.head='none' must be one of"),
     ],
