@@ -116,16 +116,23 @@ class Ledger:
         last = int(journals[-1].stem.rpartition("-")[2]) if journals else 0
         return folder / f"{kind}-{last + 1:04d}.jsonl"
 
-    def state(self, replicate_id: str) -> ReplicateState:
-        """What the journals of one replicate say."""
+    def state(self, replicate_id: str, *, without_start: bool = False) -> ReplicateState:
+        """What the journals of one replicate say.
+
+        Args:
+            replicate_id: the replicate.
+            without_start: leave `start` empty where the last attempt has ended, to read less.
+        """
         folder = self.replicate_folder(replicate_id)
         found = _journals(folder)
         attempts, speeds = found["attempt"], found["speed"]
         speed = next((end for path in reversed(speeds) if (end := _completed(path))), {})
         if not attempts:
             return ReplicateState(speed_attempts=speeds)
-        start, end = opening(attempts[-1]), last_event(attempts[-1]) or {}
-        if end.get("event") == "end":
+        end = last_event(attempts[-1]) or {}
+        has_ended = end.get("event") == "end"
+        start = {} if has_ended and without_start else opening(attempts[-1])
+        if has_ended:
             status, failure = end["status"], end.get("failure_class")
             return ReplicateState(attempts, speeds, status, failure, end, start, speed)
         is_paused = end.get("event") == "stop"  # the worker may live on with another trial

@@ -9,7 +9,6 @@ from rich.console import Console
 from orchestrator.display import duration, label
 from orchestrator.journal import last_event
 from orchestrator.ledger import Ledger, ReplicateState
-from orchestrator.records import TrialRecord
 
 
 def status_json(root: Path, sweep: str) -> dict[str, Any]:
@@ -37,22 +36,35 @@ def status_json(root: Path, sweep: str) -> dict[str, Any]:
 
 
 def show_status(root: Path, sweep: str, console: Console) -> None:
-    """Print the counts, the running trials and the expected end."""
-    status = status_json(root, sweep)
-    counts = ", ".join(f"{count} {name}" for name, count in sorted(status["counts"].items()))
-    begun = len(status["replicates"])
+    """Print the counts, the running trials and the expected end.
+
+    Reads no more of an ended trial than its end, so that it answers while thousands have ended.
+    """
+    ledger = Ledger(root, sweep)
+    asked_for = int(ledger.spec()["replicates"])
+    names = ledger.replicate_ids()
+    states = {name: ledger.state(name, without_start=True) for name in names}
+    counts = Counter(state.status for state in states.values())
+    shown = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    without_speed = sum(state.needs_speed for state in states.values())
     console.print(
-        f"{sweep}: {status['asked_for']} replicates asked for, {begun} begun ({counts or 'none'}), "
-        f"{status['without_speed']} without speed"
+        f"{sweep}: {asked_for} replicates asked for, {len(names)} begun ({shown or 'none'}), "
+        f"{without_speed} without speed"
     )
-    for row in status["replicates"]:
-        record = TrialRecord(**{k: v for k, v in row.items() if k != "step"})
-        if record.status == "running":
+    rows = []
+    for name, state in states.items():
+        row = {"status": state.status, "wall_seconds": state.end.get("wall_seconds"), "step": None}
+        if state.status == "running":
+            record = ledger.planned(name)
+            row |= {"step": _step(state), "steps": record.steps}
             console.print(f"  running {label(record)}: step {row['step']} of {record.steps}")
-        elif record.status == "failed":
-            console.print(f"  failed {label(record)}: {record.error}", markup=False)
-    if status["eta_seconds"] is not None:
-        console.print(f"ETA {duration(status['eta_seconds'])}")
+        elif state.status == "failed":
+            text = f"  failed {label(ledger.planned(name))}: {state.end.get('error')}"
+            console.print(text, markup=False)
+        rows.append(row)
+    eta_seconds = _eta_seconds(rows, asked_for)
+    if eta_seconds is not None:
+        console.print(f"ETA {duration(eta_seconds)}")
 
 
 def _step(state: ReplicateState) -> int | None:
