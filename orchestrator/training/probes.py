@@ -225,7 +225,7 @@ def recall_loss(model: LogitModel, inputs: Tensor, targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def score_recall(
-    model: LogitModel, task: RecallTask, *, runtime: Runtime, sequences_per_batch: int = 32
+    model: LogitModel, task: RecallTask, *, runtime: Runtime, tokens_per_batch: int = 16_384
 ) -> RecallScore:
     """Asks a model every question of a task.
 
@@ -233,12 +233,14 @@ def score_recall(
         model: on the runtime's device.
         task: whose tokens the model knows.
         runtime: device and arithmetic.
-        sequences_per_batch: rows of one forward pass.
+        tokens_per_batch: most tokens of one forward pass of several rows, each of which has the
+            logits of the whole vocabulary.
     """
     device = runtime.torch_device
     found, loss, questions = 0, 0.0, 0
-    for first in range(0, len(task.inputs), sequences_per_batch):
-        rows = slice(first, first + sequences_per_batch)
+    num_rows = max(1, tokens_per_batch // task.inputs.shape[1])
+    for first in range(0, len(task.inputs), num_rows):
+        rows = slice(first, first + num_rows)
         inputs = torch.from_numpy(task.inputs[rows]).to(device)
         targets = torch.from_numpy(task.targets[rows]).to(device)
         is_asked = targets != NO_ANSWER

@@ -61,6 +61,14 @@ def test_the_main_table_holds_the_published_models(folder: Path) -> None:
     }
 
 
+def test_the_main_table_asks_for_recall_within_a_window(folder: Path) -> None:
+    config = preset("main_table", folder).cells[0].config
+    recall = config.eval.recall
+    assert recall.num_sequences == 256
+    longest = max(*recall.lengths, 4 * max(recall.pairs), 4 * max(recall.chains) + 1)
+    assert longest <= config.seq_len
+
+
 def test_the_routing_sweep_holds_the_published_hosts(folder: Path) -> None:
     found = {
         (model.mixer.name, model.routing.kind, model.routing.rank, model.ffn_dim): parameters
