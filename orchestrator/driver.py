@@ -170,6 +170,8 @@ class _Call:
         plan, progress = self.plan, self._progress
         progress.finish(MLFLOW_PATIENCE_SECONDS)
         compact(plan)
+        for sentence in plan.ledger.damages(plan.states):
+            self._console.print(sentence, markup=False)
         metrics, files = report(plan.ledger, self._console)
         spec = spec_json(plan, self._provenance)
         if progress.close("FINISHED", metrics, _note(plan), files):
@@ -424,7 +426,7 @@ def rebuild(root: Path, sweep: str, provenance: Provenance, console: Console) ->
         view.attach(ledger.folder, files)
         view.close("FINISHED", metrics, f"Sweep **{sweep}**, made again from its journals.")
         different = view.differences(ledger, records)
-    for sentence in different:
+    for sentence in ledger.damages(states) + different:
         console.print(sentence, markup=False)
     console.print(
         f"{sweep}: {removed} runs replaced, {len(records)} replicates made again, "

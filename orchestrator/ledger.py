@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.errors import LedgerError
-from orchestrator.journal import last_event, opening, read_events
+from orchestrator.journal import damaged_lines, last_event, opening, read_events
 from orchestrator.leases import is_alive
 from orchestrator.records import CURVE_COLUMNS, TRIAL_COLUMNS, CurvePoint, TrialRecord
 
@@ -185,6 +185,20 @@ class Ledger:
         rows = [record.as_row() for record in records]
         _write_parquet(self.folder / "curves.parquet", points, CurvePoint)
         _write_parquet(self.folder / "trials.parquet", rows, TrialRecord)
+
+    def damages(self, states: dict[str, ReplicateState]) -> list[str]:
+        """A sentence for each journal of these replicates with lines that cannot be read."""
+        sentences = []
+        for state in states.values():
+            for path in (*state.attempts, *state.speed_attempts):
+                numbers = damaged_lines(path)
+                if numbers:
+                    shown = ", ".join(map(str, numbers[:5]))
+                    sentences.append(
+                        f"{path}: damaged in line {shown}; what was said there is "
+                        "missing, all else is kept"
+                    )
+        return sentences
 
     def spec(self) -> dict[str, Any]:
         """What `spec.json` holds.

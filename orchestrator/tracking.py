@@ -399,7 +399,7 @@ def _connect(uri: str) -> MlflowClient:
             Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         client.search_experiments(max_results=1)
-    except (MlflowException, OSError) as error:
+    except (*STORE_ERRORS, ImportError) as error:  # or a database whose driver is not installed
         raise ConfigError(
             f"tracking.uri={without_secret(uri)}: MLflow cannot use it "
             f"({without_secret(str(error).strip()).splitlines()[0]})"

@@ -153,6 +153,17 @@ def test_the_last_attempt_decides(ledger, end, status, is_result):
     assert (state.status, state.is_result) == (status, is_result)
 
 
+def test_damage_is_said_with_its_file_and_line(ledger):
+    path = ledger.next_attempt("cabc-s0")
+    write(path, step(1), step(2), step(3))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"garbage\n" + lines[2])
+    (sentence,) = ledger.damages(ledger.states(["cabc-s0"]))
+    assert sentence.startswith(f"{path}: damaged in line 2;")
+    curve = ledger.curve("cabc-s0", ledger.state("cabc-s0").attempts)
+    assert [point.step for point in curve] == [1, 3]
+
+
 def test_a_journal_that_was_taken_away_gives_its_number_to_no_other(ledger):
     for _ in range(3):
         write(ledger.next_attempt("cabc-s0"), step(1))
