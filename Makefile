@@ -13,6 +13,9 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not gpu and not slow"
 
+bench-overhead: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/orchestrator/bench_overhead.py
+
 chaos: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -x tests/orchestrator/test_chaos.py
 
