@@ -158,12 +158,29 @@ def _plan(options: argparse.Namespace) -> int:
     from orchestrator.plan import plan_json
 
     plan = _make_plan(options)
+    if plan.sweep.space is not None:
+        from orchestrator.search_view import search_json, show_search
+
+        if options.json:
+            sys.stdout.write(json.dumps(search_json(plan)) + "\n")
+        else:
+            show_search(plan, _console())
+        return 0
     if options.json:
-        sys.stdout.write(json.dumps(plan_json(plan)) + "\n")
+        found = plan_json(plan)
+        if plan.spec.adaptive is not None:
+            from orchestrator.adaptive import comparisons_json
+
+            found["comparisons"] = comparisons_json(plan)
+        sys.stdout.write(json.dumps(found) + "\n")
         return 0
     from orchestrator.display import show_plan
+    from orchestrator.rounds import summary
 
-    show_plan(plan, _console())
+    console = _console()
+    show_plan(plan, console)
+    for line in summary(plan):
+        console.print(line, markup=False)
     return 0
 
 

@@ -93,18 +93,17 @@ def load_sweep(conf: str, overrides: list[str], folder: Path) -> Sweep:
     changes = [_parse_override(text) for text in overrides]
     _refuse_duplicates(changes)
     try:
-        with _hydra():
-            composer = _Composer(path.parent)
-            as_written = _expand(raw, composer)
-            if as_written.unmatched:
-                raise ConfigError(f"{path.name}: {as_written.unmatched[0]}")
-            changed = _with_overrides(raw, changes)
-            spec = _spec(changed, path)
-            expansion = _expand(changed, composer) if changes else as_written
-            cells, notes = resolve_cells(spec, expansion.cells, composer.values)
-            typed = {_key(change) for change in changes}
-            notes += _unread(spec, composer, path, typed if changes else set(spec.base))
-            space = _space(changed, composer)
+        composer = _Composer(path.parent)
+        as_written = _expand(raw, composer)
+        if as_written.unmatched:
+            raise ConfigError(f"{path.name}: {as_written.unmatched[0]}")
+        changed = _with_overrides(raw, changes)
+        spec = _spec(changed, path)
+        expansion = _expand(changed, composer) if changes else as_written
+        cells, notes = resolve_cells(spec, expansion.cells, composer.values)
+        typed = {_key(change) for change in changes}
+        notes += _unread(spec, composer, path, typed if changes else set(spec.base))
+        space = _space(changed, composer)
     except AxisError as error:
         raise ConfigError(f"{path.name}: {error}") from None
     dropped = [f"dropped after the overrides: {text}" for text in expansion.unmatched]
@@ -117,9 +116,14 @@ def resolve_points(sweep: Sweep, points: list[Assignment]) -> list[Cell]:
     Raises:
         ConfigError: a point with values that their owners refuse together.
     """
-    with _hydra():
-        composer = _Composer(sweep.conf_path.parent)
-        return [resolve_cells(sweep.spec, [point], composer.values)[0][0] for point in points]
+    composer = _composer_beside(sweep.conf_path.parent)
+    return [resolve_cells(sweep.spec, [point], composer.values)[0][0] for point in points]
+
+
+@cache
+def _composer_beside(folder: Path) -> "_Composer":
+    """One for all points of a search: Hydra takes longer than everything else about a point."""
+    return _Composer(folder)
 
 
 def find_conf(conf: str, folder: Path) -> Path:
@@ -461,6 +465,7 @@ class _Composer:
         _store_schema()
         self._search = beside if beside != CONF_FOLDER and self._has_groups(beside) else None
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, Any]]] = {}
+        self._missing: dict[tuple[str, ...], set[str]] = {}
         self._typed: dict[tuple[Any, ...], Any] = {}
         self._options: dict[tuple[str, str], DictConfig] = {}
         self.read: set[str] = {*GROUPS, *REGISTRIES}
@@ -472,7 +477,7 @@ class _Composer:
     def values(self, flat: dict[str, Any]) -> dict[str, Any]:
         """Nested, typed values of the trial that a flat `path: value` dict describes."""
         config, plain = self._base(flat)
-        self._refuse_missing(config, flat)
+        self._refuse_missing(flat)
         settings = {p: v for p, v in flat.items() if p not in GROUPS and p not in REGISTRIES}
         if any(isinstance(v, str) and "${" in v for v in settings.values()):
             return self._interpolated(config, flat, settings)
@@ -505,7 +510,7 @@ class _Composer:
         for group in GROUPS:
             if not isinstance(flat.get(group, ""), str):
                 raise ConfigError(f"{group}={flat[group]}: must name a file in conf/{group}")
-        groups = tuple(f"{group}={flat[group]}" for group in GROUPS if group in flat)
+        groups = _groups(flat)
         if groups not in self._bases:
             self._bases[groups] = self._composed(groups)
         config, plain = self._bases[groups]
@@ -515,19 +520,19 @@ class _Composer:
     def _composed(self, groups: tuple[str, ...]) -> tuple[DictConfig, dict[str, Any]]:
         search = [f"hydra.searchpath=[file://{self._search}]"] if self._search else []
         try:
-            config = compose("trial", overrides=[*search, *groups])
+            with _hydra():
+                config = compose("trial", overrides=[*search, *groups])
         except HydraException as error:
             raise ConfigError(_group_error(error, groups)) from None
         except OmegaConfBaseException as error:
             raise ConfigError(_explained(error, known_paths())) from None
-        missing = OmegaConf.missing_keys(config)
+        missing = self._missing[groups] = set(OmegaConf.missing_keys(config))
         plain = OmegaConf.to_container(config, resolve=not missing)
         assert isinstance(plain, dict)
         return config, {str(key): value for key, value in plain.items()}
 
-    @staticmethod
-    def _refuse_missing(config: DictConfig, flat: dict[str, Any]) -> None:
-        missing = OmegaConf.missing_keys(config) | {p for p, v in flat.items() if v == MISSING}
+    def _refuse_missing(self, flat: dict[str, Any]) -> None:
+        missing = self._missing[_groups(flat)] | {p for p, v in flat.items() if v == MISSING}
         for path in sorted(missing):
             if flat.get(path, MISSING) == MISSING:
                 shown = ", ".join(f"{key}={value}" for key, value in flat.items())
@@ -573,6 +578,11 @@ class _Composer:
             ) from None
         assert isinstance(plain, dict)
         return {str(key): value for key, value in plain.items()}
+
+
+def _groups(flat: dict[str, Any]) -> tuple[str, ...]:
+    """What Hydra is asked to compose: one file of each group that a cell names."""
+    return tuple(f"{group}={flat[group]}" for group in GROUPS if group in flat)
 
 
 def _chosen(root: str, flat: dict[str, Any]) -> str:

@@ -31,7 +31,7 @@ from orchestrator.readiness import (
     require_writable,
 )
 from orchestrator.records import TrialRecord
-from orchestrator.rounds import extended, next_round, unreached
+from orchestrator.rounds import extended, next_round, summary, unreached
 from orchestrator.store_uri import tracking_uri, without_secret
 
 if TYPE_CHECKING:
@@ -170,6 +170,8 @@ class _Call:
         plan, progress = self.plan, self._progress
         progress.finish(MLFLOW_PATIENCE_SECONDS)
         compact(plan)
+        for line in summary(plan):
+            self._console.print(line, markup=False)
         for sentence in plan.ledger.damages(plan.states):
             self._console.print(sentence, markup=False)
         metrics, files = report(plan.ledger, self._console)

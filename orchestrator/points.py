@@ -98,27 +98,38 @@ def read_search(plan: Plan) -> Search:
     assert settings is not None
     assert space is not None
     _refuse_other_rungs(plan, settings)
-    path = journal_path(plan)
-    events = read_events(path)[0] if path.is_file() else []
-    asked = {e["number"]: e["point"] for e in events if e["event"] == "asked"}
-    sent = {e["number"]: e["tokens"] for e in events if e["event"] == "promoted"}
-    known = {n: point for n, point in asked.items() if space.active(point) is not None}
     try:
         rungs = rung_tokens(settings.asha, plan.sweep.cells[0].config.budget.tokens)
         for cell in plan.sweep.cells:
             rung_steps(rungs, cell.config)
     except ValueError as error:
         raise ConfigError(f"{plan.sweep.conf_path.name}: {error}") from None
-    cells = resolve_points(plan.sweep, list(known.values())) if known else []
+    path = journal_path(plan)
+    events = read_events(path)[0] if path.is_file() else []
+    asked = {e["number"]: e for e in events if e["event"] == "asked"}
+    sent = {e["number"]: e["tokens"] for e in events if e["event"] == "promoted"}
+    known = {n: e for n, e in asked.items() if space.active(e["point"]) is not None}
+    cells = resolve_points(plan.sweep, [event["point"] for event in known.values()])
     points = [
-        Point(n, point, cell, sum(tokens <= sent.get(n, rungs[0]) for tokens in rungs) - 1)
-        for (n, point), cell in zip(known.items(), cells, strict=True)
+        Point(n, e["point"], cell, sum(t <= sent.get(n, rungs[0]) for t in rungs) - 1)
+        for (n, e), cell in zip(known.items(), cells, strict=True)
     ]
-    seeds = plan.spec.seeds
-    names = [replicate_id(p.cell.cell_id, seed) for p in points for seed in seeds]
-    states = plan.ledger.states(names)
-    search = Search(plan, settings, rungs, points, len(asked), states, {}, [{} for _ in rungs])
-    for point in points:
+    moved = sum(point.cell.cell_id != asked[point.number]["cell_id"] for point in points)
+    if moved:
+        note = (
+            f"{moved} points are other cells than when they were asked for, since defaults in the "
+            "code have changed; they are trained again"
+        )
+        plan = replace(plan, notes=[*(n for n in plan.notes if n != note), note])
+    return _measured(Search(plan, settings, rungs, points, len(asked), {}, {}, []))
+
+
+def _measured(search: Search) -> Search:
+    """The same search with what the journals say about its points."""
+    names = [name for point in search.points for name in search.names(point)]
+    states = search.plan.ledger.states(names)
+    search = replace(search, states=states, by_seed={}, losses=[{} for _ in search.rungs])
+    for point in search.points:
         names = search.names(point)
         search.by_seed.update({name: _seed_losses(search, point, name) for name in names})
         reached = min(len(search.by_seed[name]) for name in names)
@@ -154,6 +165,8 @@ def _seed_losses(search: Search, point: Point, name: str) -> list[float]:
         return []
     curve = search.plan.ledger.curve(name, state.attempts)
     measured = {p.step: p.val_loss_nats for p in curve if p.val_loss_nats is not None}
+    if state.status == "completed":
+        measured[point.cell.config.num_steps] = state.end["val_loss_nats"]
     worst = state.start.get("init_loss_nats", math.inf)
     losses: list[float] = []
     for step in rung_steps(search.rungs, point.cell.config):
@@ -229,11 +242,7 @@ def extended_search(plan: Plan, tried: Iterable[str]) -> Plan:
         events.append(
             {"event": "asked", "number": number, "cell_id": cell.cell_id, "point": assignment}
         )
-    extended = replace(search, points=points, states=dict(search.states))
-    for point in points[len(search.points) :]:
-        for name in extended.names(point):
-            extended.states[name] = plan.ledger.state(name)
-            extended.by_seed[name] = []
+    extended = _measured(replace(search, points=points))
     return _planned(extended, events)
 
 
@@ -282,7 +291,7 @@ def _asks(search: Search) -> list[tuple[Assignment, Cell]]:
 
 def _planned(search: Search, events: list[dict[str, Any]]) -> Plan:
     """The plan in which results, and what is due, are asked for, each as far as it was sent."""
-    plan = search.plan
+    plan = search.plan  # with the notes of reading it
     desired: dict[str, TrialRecord] = {}
     pause_steps: dict[str, int] = {}
     for point in search.points:
@@ -293,8 +302,10 @@ def _planned(search: Search, events: list[dict[str, Any]]) -> Plan:
             if not (search.states[name].is_result or search.is_due(point, name)):
                 continue
             desired[name] = record
-            if point.target + 1 < len(search.rungs):
-                pause_steps[name] = steps[point.target]
+            # Rung by rung, so that a seed that was added later is judged at each of them too.
+            next_rung = min(len(search.by_seed[name]), point.target)
+            if next_rung + 1 < len(search.rungs):
+                pause_steps[name] = steps[next_rung]
     cells = [point.cell for point in search.points]
     return replace(
         plan,
@@ -315,3 +326,37 @@ def record_asks(plan: Plan) -> None:
     for event in plan.asks:
         journal.append(event)
     journal.close()
+
+
+def search_lines(plan: Plan) -> list[str]:
+    """What a search found: the best point, or the points of its front, in words."""
+    search = read_search(plan)
+    results = [item for item in told(search) if item.stopped_at is None]
+    stopped = len(search.losses[0]) - len(search.losses[-1])
+    lines = [
+        f"{len(search.losses[-1])} of {search.num_asked} points were trained to the end, "
+        f"{stopped} stopped before"
+    ]
+    for item in _front(results):
+        setting = ", ".join(
+            f"{path}={value:.4g}" if isinstance(value, float) else f"{path}={value}"
+            for path, value in item.point.items()
+        )
+        speed = f", {item.values[1]:,.0f} tokens/s" if len(item.values) > 1 else ""
+        lines.append(f"best: loss {item.values[0]:.4f} nats{speed} with {setting}")
+    return lines
+
+
+def _front(results: list[Told]) -> list[Told]:
+    """Results that no other one beats in every objective, by loss."""
+    costs = {id(item): (item.values[0], *(-v for v in item.values[1:])) for item in results}
+    kept = [
+        item
+        for item in results
+        if not any(
+            costs[id(other)] != costs[id(item)]
+            and all(a <= b for a, b in zip(costs[id(other)], costs[id(item)], strict=True))
+            for other in results
+        )
+    ]
+    return sorted(kept, key=lambda item: item.values)

@@ -8,8 +8,9 @@ interrupted goes on where it was.
 from collections.abc import Collection
 from dataclasses import replace
 
+from orchestrator.adaptive import comparison_lines, extended_seeds
 from orchestrator.plan import Plan
-from orchestrator.points import extended_search
+from orchestrator.points import extended_search, search_lines
 
 
 def extended(plan: Plan, tried: Collection[str] = ()) -> Plan:
@@ -21,6 +22,8 @@ def extended(plan: Plan, tried: Collection[str] = ()) -> Plan:
     """
     if plan.spec.purpose == "search":
         return extended_search(plan, tried)
+    if plan.spec.adaptive is not None:
+        return extended_seeds(plan, tried)
     return plan.refreshed()
 
 
@@ -37,3 +40,10 @@ def unreached(asked: Plan, ended: Plan) -> set[str]:
     states = ended.states
     loss = {n for n in asked.to_run if not (states[n].is_result or states[n].is_paused)}
     return loss | set(ended.to_time)
+
+
+def summary(plan: Plan) -> list[str]:
+    """What a search found, or where comparisons with adaptive seeds stand; nothing for a grid."""
+    if plan.spec.purpose == "search":
+        return search_lines(plan)
+    return comparison_lines(plan) if plan.spec.adaptive is not None else []
