@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -58,6 +58,8 @@ FINAL_METRICS = (
 )
 FINAL_TAGS = ("device_name", "data_id", "eval_id", "kernel_impl", "precision", "git_commit")
 METRICS_PER_BATCH = 1000
+"""MLflow's own limit."""
+PARAMS_PER_BATCH = 100
 """MLflow's own limit."""
 PARAM_CHARACTERS = 6000
 """MLflow's own limit."""
@@ -331,8 +333,7 @@ class MlflowView:
         """What never changes of a run; MLflow takes equal values again."""
         folder = ledger.replicate_folder(record.replicate_id)
         self._client.log_artifact(run_id, str(folder / "config.json"))
-        self._log_params(run_id, _flat_params(record))
-        self._client.set_tag(run_id, "described", "True")
+        self._log_params(run_id, _flat_params(record), [RunTag("described", "True")])
         self._described.add(record.replicate_id)
 
     def _send_curve(self, name: str, run_id: str, state: ReplicateState) -> None:
@@ -354,12 +355,13 @@ class MlflowView:
     def _finish(
         self, ledger: Ledger, record: TrialRecord, state: ReplicateState, run_id: str, status: str
     ) -> None:
-        ended = int(1000 * float(state.end.get("time", time.time())))
+        # A clock that was set back during a trial must not end it before it began.
+        began = float(state.start.get("time", 0.0))
+        ended = int(1000 * max(began, float(state.end.get("time", time.time()))))
         row = record.as_row()
-        self._log(
-            run_id,
-            [_metric(k, row[k], record.steps, ended) for k in FINAL_METRICS if row[k] is not None],
-        )
+        metrics = [
+            _metric(k, row[k], record.steps, ended) for k in FINAL_METRICS if row[k] is not None
+        ]
         output = ledger.replicate_folder(record.replicate_id) / "output.log"
         if output.is_file() and output.stat().st_size:
             self._client.log_artifact(run_id, str(output))
@@ -371,13 +373,17 @@ class MlflowView:
             "synced": _signature(state),
         }
         self._client.set_terminated(run_id, status=status, end_time=ended)
-        self._client.log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+        # The last call, since `synced` says that all else is there.
+        self._client.log_batch(run_id, metrics, tags=[RunTag(k, v) for k, v in tags.items()])
         self._synced[record.replicate_id] = tags["synced"]
 
-    def _log_params(self, run_id: str, params: dict[str, Any]) -> None:
+    def _log_params(self, run_id: str, params: dict[str, Any], tags: Sequence[RunTag] = ()) -> None:
+        """Send parameters, and with the last of them some tags."""
         entries = [Param(key, str(value)[:PARAM_CHARACTERS]) for key, value in params.items()]
-        for start in range(0, len(entries), 100):
-            self._client.log_batch(run_id, params=entries[start : start + 100])
+        while len(entries) > PARAMS_PER_BATCH:
+            self._client.log_batch(run_id, params=entries[:PARAMS_PER_BATCH])
+            entries = entries[PARAMS_PER_BATCH:]
+        self._client.log_batch(run_id, params=entries, tags=tags)
 
     def _log(self, run_id: str, metrics: list[Metric]) -> None:
         """Send metrics in batches that never divide a step."""

@@ -145,6 +145,19 @@ def test_a_speed_that_comes_later_fills_the_run(world):
     assert runs(view)[0].data.metrics["tokens_per_second"] == 5.0
 
 
+def test_a_clock_that_is_set_back_ends_no_run_before_it_began(world, monkeypatch):
+    ledger, open_view = world
+    clock = iter([5000.0, 4000.0, 3000.0])
+    monkeypatch.setattr("orchestrator.journal.time.time", lambda: next(clock, 3000.0))
+    attempt(ledger, {"event": "claim", **DEAD}, step(0), {"event": "end", "status": "completed"})
+    monkeypatch.undo()
+    view = open_view()
+    sync(view, ledger)
+    (found,) = runs(view)
+    assert found.info.end_time == found.info.start_time == 5_000_000
+    assert ledger.state("cabc-s0").status == "completed"
+
+
 def test_infinity_is_never_shown_as_a_large_number(world):
     ledger, open_view = world
     infinite = {**step(0), "train_loss_nats": math.inf}

@@ -48,7 +48,7 @@ RECORD = TrialRecord(
     config_json='{"optimizer":{"lr":0.001}}',
 )
 CALLS = ("create_run", "log_batch", "log_artifact", "set_tag", "set_terminated", "update_run")
-CALLS_PER_TRIAL = 7
+CALLS_PER_TRIAL = 6
 """Of those, how many show a trial that has ended."""
 
 
