@@ -48,7 +48,7 @@ def rope_tables(
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-    """x turned by θ, or by −θ for sign −1."""
+    """What turning x by θ gives, or by −θ for sign −1."""
     half = cos.shape[-1]
     out = torch.empty_like(x)
     first, second = x[..., :half], x[..., half:]
