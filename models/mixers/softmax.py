@@ -40,8 +40,9 @@ class Softmax(Mixer):
         options: options of softmax layers.
     """
 
-    # Tables are made once and kept, which a compiled graph would do at every call.
-    uncompiled = ("_tables",)
+    # Its tables are made once and kept, and it writes into halves of its output, where tracing
+    # cannot follow.
+    uncompiled = ("_turned",)
 
     def __init__(self, config: ModelConfig, options: SoftmaxConfig) -> None:
         super().__init__()
@@ -119,14 +120,18 @@ class Softmax(Mixer):
         q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(heads, dim=-2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        cos, sin = self._tables(offset, x.shape[1], x.device)
-        q, k = rope(q, cos, sin), rope(k, cos, sin)
+        q, k = self._turned(q, k, offset)
         return (
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
             gate if self.has_output_gate else None,
         )
+
+    def _turned(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys `[B, T, heads, hd]`, turned by the angles of positions from `offset`."""
+        cos, sin = self._tables(offset, q.shape[1], q.device)
+        return rope(q, cos, sin), rope(k, cos, sin)
 
     def _tables(self, offset: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions offset to offset + length, from tables kept for reuse."""
