@@ -12,6 +12,11 @@ h1{font-size:1.6rem;line-height:1.2;margin:.2em 0}
 h2{font-size:1.15rem;margin:2.2em 0 .4em}
 h3{font-size:.9rem;margin:0 0 2px;font-weight:600}
 .answer{font-size:1.05rem;margin:.4em 0}
+.question{font-size:1.05rem;color:var(--faint);margin:.2em 0 .6em}
+.large{height:340px}
+.detail{font-size:.86rem;overflow-wrap:anywhere}
+a{color:inherit}
+code{font-size:.85em;overflow-wrap:anywhere}
 .count,.facts,.caption{color:var(--faint);font-size:.86rem;margin:.3em 0}
 .plot{width:100%}
 .tall{height:min(620px,max(430px,72vw))}
@@ -118,7 +123,8 @@ SCRIPT = """
       });
       if (!best || (label.rank > 0 && best.cost > (xa._length < 500 ? 5 : 12))) { return; }
       taken.push(best.box);
-      notes.push({x: label.x, y: label.y, text: label.text, font: {size: size, color: palette.INK},
+      notes.push({x: label.x, y: label.y, text: label.text,
+        font: {size: size, color: label.ink ? label.ink[dark.matches ? 1 : 0] : palette.INK},
         ax: best.x - p[0], ay: best.y - p[1], axref: "pixel", ayref: "pixel",
         bgcolor: palette.PAPER + "b8", showarrow: true, arrowhead: 0, arrowwidth: 1,
         borderpad: 0, standoff: 7,
@@ -135,6 +141,22 @@ SCRIPT = """
     Plotly.relayout(plot, {annotations: fixed.concat(own)})
       .then(function () { plot._placing = false; });
   }
+  // A click on a mark writes its runs under the figure, with links where their folders are near.
+  function detail(plot, figure) {
+    var box = document.getElementById(plot.id + "-detail");
+    if (!box) { return; }
+    plot.on("plotly_click", function (event) {
+      var point = event.points[0], data = point && point.customdata;
+      if (!data) { return; }
+      box.textContent = "cell " + data.cell + ": ";
+      data.runs.forEach(function (run, index) {
+        var item = document.createElement(figure.links ? "a" : "span");
+        if (figure.links) { item.href = figure.links + "/" + encodeURIComponent(run[1]) + "/"; }
+        item.textContent = "seed " + run[0] + " (" + run[1] + ")";
+        box.append(index ? ", " : "", item);
+      });
+    });
+  }
   function draw(name) {
     var plot = document.getElementById(name), figure = figures[name], palette = colors();
     if (figure.height) { plot.style.height = figure.height + "px"; }
@@ -143,6 +165,7 @@ SCRIPT = """
       label(plot, figure, palette);
       if (!plot._watched) {
         plot._watched = true;
+        detail(plot, figure);
         plot.on("plotly_relayout", function () {
           if (!plot._placing) { label(plot, figure, colors()); }
         });

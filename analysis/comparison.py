@@ -38,6 +38,7 @@ class ArmDifference:
         loss: its loss minus the baseline's, tested; none where one side has one seed only.
         loss_gap: difference of the means over the common seeds, or of all where none is common.
         pairs: common seeds.
+        is_single: whether one side has one seed only.
         simultaneous: ends of its interval with the family's correction (Bonferroni); none where not
             tested.
         p_holm: Holm-adjusted p over the family; NaN where not tested.
@@ -52,6 +53,7 @@ class ArmDifference:
     loss_gap: float
     simultaneous: tuple[float, float] | None
     pairs: int
+    is_single: bool
     p_holm: float
     p_bh: float
     p_equivalence: float
@@ -96,17 +98,8 @@ def compare_arms(
     if baseline.arm_id not in chosen:
         return None
     base = chosen[baseline.arm_id]
-    pooled = [cell for cell in chosen.values() if cell.seeds == base.seeds]
-    anova, why_not = _pool(pooled)
-    pooled_ids = {cell.arm_id for cell in pooled} if anova else set()
-    others = [(arm, cell) for arm, cell in pairs if arm.arm_id != baseline.arm_id]
-    tests = [_test(cell, base, anova if cell.arm_id in pooled_ids else None) for _, cell in others]
-    adjusted = _adjust(tests, margin_nats)
-    num_tests = sum(test is not None for test in tests)
-    rows = tuple(
-        _row(arm, cell, base, test, p_values, num_tests)
-        for (arm, cell), test, p_values in zip(others, tests, adjusted, strict=True)
-    )
+    others = [(arm, cell, base) for arm, cell in pairs if arm.arm_id != baseline.arm_id]
+    rows, anova, why_not = compare_cells(others, margin_nats)
     sd = math.sqrt(2 * anova.mse) if anova else math.nan
     return Comparison(
         baseline=baseline,
@@ -121,6 +114,38 @@ def compare_arms(
         ),
         seeds_for_margin=seeds_needed(sd, margin_nats, is_paired=True) if anova else None,
     )
+
+
+def compare_cells(
+    triples: list[tuple[Arm, Cell, Cell]], margin_nats: float
+) -> tuple[tuple[ArmDifference, ...], BlockedAnova | None, str]:
+    """A family of differences, each an arm's cell minus another cell.
+
+    Args:
+        triples: the arm, its cell, and the cell that it is compared with.
+        margin_nats: difference that is too small to matter, stated beforehand.
+
+    Returns:
+        A row for each triple; the pooled test of the cells that share the first comparison's
+        seeds, none where it may not be used; why not.
+    """
+    if not triples:
+        return (), None, "no other arm has a result"
+    cells = {cell.cell_id: cell for _, *two in triples for cell in two}
+    pooled = [cell for cell in cells.values() if cell.seeds == triples[0][2].seeds]
+    anova, why_not = _pool(pooled)
+    shared = {cell.cell_id for cell in pooled} if anova else set()
+    tests = [
+        _test(cell, base, anova if {cell.cell_id, base.cell_id} <= shared else None)
+        for _, cell, base in triples
+    ]
+    adjusted = _adjust(tests, margin_nats)
+    num_tests = sum(test is not None for test in tests)
+    rows = tuple(
+        _row(arm, cell, base, test, p_values, num_tests)
+        for (arm, cell, base), test, p_values in zip(triples, tests, adjusted, strict=True)
+    )
+    return rows, anova, why_not
 
 
 def _pool(cells: list[Cell]) -> tuple[BlockedAnova | None, str]:
@@ -203,6 +228,7 @@ def _row(
         loss_gap=gap,
         simultaneous=test.widened(num_tests) if test else None,
         pairs=len(seeds),
+        is_single=min(cell.n, base.n) == 1,
         p_holm=p_values[0],
         p_bh=p_values[1],
         p_equivalence=p_values[2],

@@ -4,9 +4,15 @@ import math
 
 from analysis.budgets import matched_losses
 from analysis.csvtext import Row, csv_text, ends
-from analysis.scaling import build_families, exponent, find_crossovers, growth_percent
+from analysis.scaling import (
+    RECALL_COLUMNS,
+    build_families,
+    exponent,
+    find_crossovers,
+    growth_percent,
+)
 from analysis.study import Study
-from analysis.tables import TABLES
+from analysis.tables import OPTIONAL_TABLES, TABLES
 from analysis.tradeoffs import trade_offs
 
 TRADE_OFF_COLUMNS = (
@@ -82,6 +88,8 @@ SCALING_COLUMNS = (
     "time_growth_percent",
     "peak_memory_bytes_mean",
     "decode_tokens_per_second_mean",
+    "held_bytes_mean",
+    *RECALL_COLUMNS,
     "state",
 )
 
@@ -106,8 +114,12 @@ def scaling_rows(study: Study) -> list[Row]:
                     "local_exponent": slope,
                     "overall_exponent": exponent(family.lengths, seconds),
                     "time_growth_percent": growth_percent(per_token[0], per_token[i]),
-                    "peak_memory_bytes_mean": float(family.memory[i]),
-                    "decode_tokens_per_second_mean": float(family.decode[i]),
+                    "peak_memory_bytes_mean": float(family.measures["peak_memory_bytes"][i]),
+                    "decode_tokens_per_second_mean": float(
+                        family.measures["decode_tokens_per_second"][i]
+                    ),
+                    "held_bytes_mean": float(family.measures["held_bytes"][i]),
+                    **{name: float(family.measures[name][i]) for name in RECALL_COLUMNS},
                     "state": "measured",
                 }
             )
@@ -150,7 +162,7 @@ def csv_tables(study: Study) -> dict[str, str]:
     texts = {
         f"{name}.csv": csv_text(make(study), columns) for name, (make, columns) in TABLES.items()
     }
-    for name, (make, columns) in COST_TABLES.items():
+    for name, (make, columns) in {**OPTIONAL_TABLES, **COST_TABLES}.items():
         rows = make(study)
         if rows:
             texts[f"{name}.csv"] = csv_text(rows, columns)

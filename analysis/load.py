@@ -169,6 +169,10 @@ def _account(
         wanted = {int(seed) for seed in seeds}
         have = trials.groupby("cell_id")["seed"].agg(set)
         missing = int(sum(len(wanted - found) for found in have))
+    asked = spec_value(spec, "replicates", None)
+    if isinstance(asked, int):
+        # Cells without any row are missing too, and only the sweep's own count knows them.
+        missing = max(missing, asked - len(trials))
     uneven = trials.groupby("cell_id")["seed"].nunique()
     if len(uneven) and uneven.min() != uneven.max():
         notes.append(f"Cells have between {uneven.min()} and {uneven.max()} seeds.")

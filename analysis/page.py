@@ -7,23 +7,37 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from analysis.answers import answers, question
 from analysis.assets import SCRIPT, STYLE
+from analysis.budgets import matched_losses
 from analysis.figures.curves import build_curves, curves_caption
 from analysis.figures.pareto_parts import pareto_caption
 from analysis.figures.rows import differences_caption
 from analysis.figures.scaling import scaling_caption
-from analysis.interactive.costs import curves_figure, scaling_figure, trade_off_figure
+from analysis.interactive.costs import curves_figure, scaling_figures, trade_off_figure
 from analysis.interactive.learning_rate import rate_figures
 from analysis.interactive.pareto import pareto_figure
 from analysis.interactive.rows import difference_figure
-from analysis.markdown import answers
+from analysis.markdown import regenerate
 from analysis.next_runs import proposal_sentence, propose
 from analysis.published import PUBLISHED_HEADER, published_section
-from analysis.rendering import DIFFERENCE_HEADER, MAIN_HEADER, difference_text_rows, main_rows
+from analysis.rendering import (
+    DIFFERENCE_HEADER,
+    EQUAL_COST_CAPTION,
+    EQUAL_COST_HEADER,
+    MAIN_CAPTION,
+    MAIN_HEADER,
+    ROUTING_CAPTION,
+    ROUTING_HEADER,
+    difference_text_rows,
+    equal_cost_rows,
+    main_rows,
+    routing_rows,
+)
 from analysis.scaling import build_families
 from analysis.study import Comparable, Study
 from analysis.tradeoffs import trade_offs
-from analysis.wording import choice_sentence, front_sentence
+from analysis.wording import edge_sentences, front_sentence
 
 RATE_CAPTION = (
     "Mean over seeds with 95 % t intervals from 3 seeds; small dots are seeds, the large ringed "
@@ -34,27 +48,34 @@ TRADE_CAPTION = (
     "Each arm at its chosen learning rate; the line is the front of that cost and loss, its "
     "members are ringed and named. The loss axis does not start at 0."
 )
-MAIN_CAPTION = (
-    "Mean over n seeds ± half width of the 95 % t interval (from 3 seeds). Held-out: the loss with "
-    "the rate chosen without the seed that is scored. On front: share of seed draws. ⚠: the rate "
-    "is not shown to be the optimum, see below."
-)
 
 
-def html_page(study: Study, provenance: Sequence[tuple[str, str]], findings: Sequence[str]) -> str:
-    """The page as text."""
+def html_page(
+    study: Study,
+    provenance: Sequence[tuple[str, str]],
+    findings: Sequence[str],
+    links: str = "",
+) -> str:
+    """The page as text.
+
+    Args:
+        study: the numbers.
+        provenance: rows of name and value.
+        findings: sentences that the report concludes.
+        links: path from the page to the folder with one folder per replicate; empty without one.
+    """
     figures: dict[str, Any] = {}
     body = [_head(study)]
     for number, part in enumerate(study.comparables):
         if study.sweep.purpose == "measure" and not part.has_losses:
             continue
         key = f"p{number}"
-        body += _part(part, key, figures)
+        body += _part(part, key, figures, links)
         body += _costs(part, key, study, figures)
     body += [
         *_shared(study, figures),
         _section("Findings", _list(findings)),
-        _section("Provenance", _table((), provenance, is_wide=False)),
+        _section("Provenance", _table((), provenance, is_wide=False) + _regenerate(study)),
     ]
     # In a script element only this sequence could end it early.
     data = json.dumps(figures, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
@@ -77,8 +98,16 @@ def html_page(study: Study, provenance: Sequence[tuple[str, str]], findings: Seq
     )
 
 
+def _regenerate(study: Study) -> str:
+    # Commands stand between backticks, as in the Markdown report.
+    parts = [html.escape(part) for part in regenerate(study).split("`")]
+    text = "".join(f"<code>{p}</code>" if i % 2 else p for i, p in enumerate(parts))
+    return f"<p>To regenerate: {text}</p>"
+
+
 def _head(study: Study) -> str:
     lines = [f"<header><h1>{html.escape(study.title)}</h1>"]
+    lines.append(f'<p class="question">{html.escape(question(study))}</p>')
     lines += [f'<p class="answer">{html.escape(text)}</p>' for text in answers(study)]
     counts = study.sweep.accounting.rows()
     states = [state.replace("_", " ") for state, _ in counts]
@@ -86,17 +115,17 @@ def _head(study: Study) -> str:
     return "\n".join([*lines, _list(study.sweep.notes), "</header>"])
 
 
-def _part(part: Comparable, key: str, figures: dict[str, Any]) -> list[str]:
+def _part(part: Comparable, key: str, figures: dict[str, Any], links: str) -> list[str]:
     suffix = f" · {part.name}" if part.name else ""
     sections = []
     facts = f'<p class="facts">{html.escape(part.facts)}</p>' if part.facts else ""
-    pareto = pareto_figure(part)
+    pareto = pareto_figure(part, links)
     if pareto:
         figures[f"{key}-pareto"] = pareto
         sections.append(
             _section(
                 f"Loss against throughput{suffix}",
-                facts + _figure(f"{key}-pareto", pareto_caption(part), "tall"),
+                facts + _figure(f"{key}-pareto", pareto_caption(part), "tall", has_detail=True),
             )
         )
     sections.append(_section(f"Arms at their chosen learning rate{suffix}", _main(part)))
@@ -118,6 +147,9 @@ def _part(part: Comparable, key: str, figures: dict[str, Any]) -> list[str]:
         content += _table(DIFFERENCE_HEADER, difference_text_rows(part))
         title = f"Differences to {part.comparison.baseline.label}{suffix}"
         sections.append(_section(title, content))
+    if part.routing:
+        content = _table(ROUTING_HEADER, routing_rows(part)) + _caption(ROUTING_CAPTION)
+        sections.append(_section(f"What routing changes{suffix}", content))
     return sections
 
 
@@ -131,6 +163,10 @@ def _costs(part: Comparable, key: str, study: Study, figures: dict[str, Any]) ->
         figures[f"{key}-curves"] = curves
         content = _figure(f"{key}-curves", curves_caption(built, len(part.points)), "tall")
         sections.append(_section(f"Loss over training{suffix}", content))
+    equal = equal_cost_rows(matched_losses(part.points, study.sweep.curves))
+    if equal:
+        content = _table(EQUAL_COST_HEADER, equal) + _caption(EQUAL_COST_CAPTION)
+        sections.append(_section(f"Loss at equal cost{suffix}", content))
     boxes = []
     for index, trade in enumerate(trade_offs(part)):
         figures[f"{key}-trade{index}"] = trade_off_figure(trade, part)
@@ -151,26 +187,34 @@ def _costs(part: Comparable, key: str, study: Study, figures: dict[str, Any]) ->
 def _shared(study: Study, figures: dict[str, Any]) -> list[str]:
     """Sections across comparisons."""
     families = build_families(study.sweep.trials)
-    figure = scaling_figure(families)
-    if figure is None:
+    found = scaling_figures(families)
+    if not found:
         return []
-    figures["scaling"] = figure
-    caption = scaling_caption(families)
-    return [_section("Time against context length", _figure("scaling", caption, "tall"))]
+    boxes = []
+    for index, figure in enumerate(found):
+        figures[f"scaling{index}"] = figure
+        boxes.append(f'<div class="plot large" id="scaling{index}"></div>')
+    content = f'<div class="panels">{"".join(boxes)}</div>' + _caption(scaling_caption(families))
+    return [_section("Against context length", content)]
 
 
 def _main(part: Comparable) -> str:
     left_out = [front_sentence(point) for point in part.points if point.left_out]
-    edges = [choice_sentence(p) for p in part.points if p.choice and p.choice.edge]
-    return _table(MAIN_HEADER, main_rows(part)) + _caption(MAIN_CAPTION) + _list(left_out + edges)
+    return (
+        _table(MAIN_HEADER, main_rows(part))
+        + _caption(MAIN_CAPTION)
+        + _list(left_out + edge_sentences(part))
+    )
 
 
 def _section(title: str, content: str) -> str:
     return f"<section><h2>{html.escape(title)}</h2>{content}</section>"
 
 
-def _figure(name: str, caption: str, kind: str) -> str:
-    return f'<div class="plot {kind}" id="{name}"></div>{_caption(caption)}'
+def _figure(name: str, caption: str, kind: str, *, has_detail: bool = False) -> str:
+    detail = f'<div class="detail" id="{name}-detail" aria-live="polite"></div>'
+    plot = f'<div class="plot {kind}" id="{name}"></div>'
+    return plot + (detail if has_detail else "") + _caption(caption)
 
 
 def _caption(text: str) -> str:

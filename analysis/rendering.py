@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from analysis.budgets import MatchedLoss
+from analysis.comparison import ArmDifference
 from analysis.front import Point
 from analysis.study import Comparable
 from analysis.wording import arm_rate, bytes_text, count_text, loss_text, p_text, share_text, signed
@@ -17,19 +19,26 @@ MAIN_HEADER = (
     "memory",
     "front",
     "on front",
+    "against best",
     "diverged",
+)
+MAIN_CAPTION = (
+    "Mean over n seeds ± half width of the 95 % t interval (from 3 seeds). Held-out: the loss with "
+    "the rate chosen without the seed that is scored. On front: share of seed draws. Against best: "
+    "‘tied’ where a test against the smallest mean, corrected after Holm over all arms, shows no "
+    "difference. ⚠: the rate is not shown to be the optimum."
 )
 
 
 def main_rows(part: Comparable) -> list[list[str]]:
     """The main table as text, best loss first; arms without a loss last."""
     return [
-        _main_row(point)
+        _main_row(point, part.against_best.get(point.arm.arm_id, "–"))
         for point in sorted(part.points, key=lambda p: (math.isnan(p.loss), p.loss))
     ]
 
 
-def _main_row(point: Point) -> list[str]:
+def _main_row(point: Point, standing: str) -> list[str]:
     choice = point.choice
     held_out = choice.held_out if choice else None
     flag = " ⚠" if choice and choice.edge else ""
@@ -44,6 +53,7 @@ def _main_row(point: Point) -> list[str]:
         bytes_text(memory),
         "yes" if point.on_front else "left out" if point.left_out else "no",
         share_text(point.front_probability),
+        standing,
         f"{point.arm.num_diverged}/{point.arm.num_ended}",
     ]
 
@@ -64,23 +74,62 @@ def difference_text_rows(part: Comparable) -> list[list[str]]:
     """Differences to the baseline as text, best first."""
     if part.comparison is None:
         return []
-    rows = []
-    for entry in sorted(part.comparison.rows, key=lambda row: row.loss_gap):
-        test = entry.loss
-        ratio = entry.speed_ratio
-        rows.append(
-            [
-                entry.arm.label,
-                signed(entry.loss_gap),
-                f"{signed(test.low)} … {signed(test.high)}" if test else "–",
-                str(entry.pairs),
-                test.method if test else "not tested",
-                p_text(entry.p_holm),
-                entry.verdict,
-                "–" if ratio is None else f"{ratio.mean:.3f}×",
-            ]
-        )
-    return rows
+    ordered = sorted(part.comparison.rows, key=lambda row: row.loss_gap)
+    return [[entry.arm.label, *_difference_cells(entry)] for entry in ordered]
+
+
+def _difference_cells(entry: ArmDifference) -> list[str]:
+    test, ratio = entry.loss, entry.speed_ratio
+    return [
+        signed(entry.loss_gap),
+        f"{signed(test.low)} … {signed(test.high)}" if test else "–",
+        str(entry.pairs),
+        test.method if test else "not tested",
+        p_text(entry.p_holm),
+        entry.verdict,
+        "–" if ratio is None else f"{ratio.mean:.3f}×",
+    ]
+
+
+ROUTING_HEADER = ("arm", "without", *DIFFERENCE_HEADER[1:])
+ROUTING_CAPTION = (
+    "Each arm with cross-layer routing minus its twin without, both at their own best learning "
+    "rate; p values corrected after Holm over these rows."
+)
+
+
+def routing_rows(part: Comparable) -> list[list[str]]:
+    """What routing changes, arm by arm, as text."""
+    return [
+        [delta.point.arm.label, delta.twin.arm.label, *_difference_cells(delta.difference)]
+        for delta in part.routing
+    ]
+
+
+EQUAL_COST_HEADER = ("arm", "equal", "budget", "tokens by then", "of its schedule", "loss, nats")
+EQUAL_COST_CAPTION = (
+    "The budget is what the cheapest arm's whole training cost. An arm that is read before the end "
+    "of its schedule has not decayed its learning rate yet, which costs it loss: a hint, no result."
+)
+
+
+def equal_cost_rows(matches: list[MatchedLoss]) -> list[list[str]]:
+    """Losses at equal device time and equal FLOPs as text, best first within a budget."""
+    ordered = sorted(matches, key=lambda m: (m.budget, math.isnan(m.loss), m.loss))
+    return [
+        [
+            match.arm.label,
+            BUDGET_WORDS[match.budget],
+            count_text(match.amount) + (" s" if match.budget == "device_seconds" else " FLOPs"),
+            count_text(match.tokens),
+            share_text(match.share),
+            loss_text(match.loss, match.interval),
+        ]
+        for match in ordered
+    ]
+
+
+BUDGET_WORDS = {"device_seconds": "device time", "flops": "training FLOPs"}
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -91,6 +91,27 @@ def hotelling_radius(n: int, confidence: float = CONFIDENCE) -> float:
     return math.sqrt(2 * (n - 1) / (n - 2) * f / n)
 
 
+def joint_region(first: Array, second: Array, corners: int = 72) -> Array:
+    """Outline [corners + 1, 2] of the joint 95 % region of two means measured on the same seeds.
+
+    Hotelling's ellipse: with n values and sample covariance S, the points at
+    `hotelling_radius(n)` standard deviations from the means in the metric of S. A quantity that
+    never varies gives an ellipse without width.
+
+    Args:
+        first: [seeds], finite; at least 3.
+        second: [seeds], of the same seeds in the same order.
+        corners: points along the outline.
+    """
+    values = np.column_stack([first, second])
+    spread, axes = np.linalg.eigh(np.cov(values.T))
+    # Rounding may push the variance of what never varies below zero.
+    radii = hotelling_radius(len(values)) * np.sqrt(np.maximum(spread, 0.0))
+    angle = np.linspace(0, 2 * math.pi, corners + 1)
+    circle = np.column_stack([np.cos(angle), np.sin(angle)])
+    return np.asarray(values.mean(axis=0) + (circle * radii) @ axes.T)
+
+
 def clipped_total(values: Array, ceiling: float) -> Array:
     """Losses in which divergence costs: non-finite and larger values count as `ceiling`.
 

@@ -12,17 +12,23 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import optimize
 
 from analysis.arms import mixer_rank
 from analysis.naming import name_arms
 from analysis.resampling import MAX_EXACT_SEEDS, resample_weights
 from analysis.stats import Array
+from orchestrator.records import TRIAL_COLUMNS
 
 LENGTH_KEYS = ("seq_len", "tokens", "micro_windows", "windows", "lr", "adam_lr")
 """Configuration keys that may change along the context axis without making another family."""
 
 COVERAGE = 0.95
+
+RECALL_COLUMNS = tuple(name for name in TRIAL_COLUMNS if name.endswith("_accuracy"))
+"""Shares of questions about earlier tokens that a model answers."""
+
+MEASURED = ("peak_memory_bytes", "decode_tokens_per_second", *RECALL_COLUMNS)
+"""What is drawn against length beside the training time."""
 
 
 def local_exponents(lengths: Array, values: Array) -> Array:
@@ -114,56 +120,6 @@ def crossover_range(lengths: Array, first: Array, second: Array) -> tuple[float,
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PowerLaw:
-    """Loss against training tokens, L = αD⁻ᴮ + β.
-
-    Attributes:
-        alpha: α.
-        decay: B.
-        floor: β, the loss that no amount of data goes below.
-    """
-
-    alpha: float
-    decay: float
-    floor: float
-
-    def tokens_for(self, loss: float) -> float | None:
-        """Tokens after which this law reaches `loss`; none at or below its floor."""
-        if loss <= self.floor:
-            return None
-        return float(((loss - self.floor) / self.alpha) ** (-1 / self.decay))
-
-
-def fit_power_law(tokens: Array, losses: Array) -> PowerLaw:
-    """Least-squares fit of L = αD⁻ᴮ + β; at least four points at four budgets.
-
-    Raises:
-        ValueError: too few points, or no fit converges.
-    """
-    if len(np.unique(tokens)) < 4:
-        raise ValueError(f"a power law needs 4 budgets, got {len(np.unique(tokens))}")
-    scale = float(np.exp(np.log(tokens).mean()))
-    span = float(np.ptp(losses)) or 1.0
-
-    def law(x: Array, alpha: float, decay: float, floor: float) -> Array:
-        return np.asarray(alpha * x**-decay + floor)
-
-    try:
-        # In units of the middle budget, where α, B and β are all near one.
-        (alpha, decay, floor), _ = optimize.curve_fit(
-            law,
-            tokens / scale,
-            losses,
-            p0=(span, 0.5, float(losses.min()) - span / 2),
-            bounds=([0, 1e-3, -np.inf], [np.inf, 10, float(losses.min())]),
-            maxfev=20_000,
-        )
-    except RuntimeError as error:
-        raise ValueError(f"no power law fits these losses: {error}") from error
-    return PowerLaw(alpha=float(alpha * scale**decay), decay=float(decay), floor=float(floor))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """Arms that differ in context length only.
 
@@ -175,8 +131,9 @@ class Family:
         lengths: measured lengths in tokens, ascending.
         seeds: seeds that every length has.
         speeds: tokens per second [lengths, seeds], pooled over learning rates.
-        memory: mean peak bytes [lengths]; NaN where not measured.
-        decode: mean decoding tokens per second [lengths]; NaN where not measured.
+        measures: column to its mean [lengths], NaN where not measured: peak memory, decoding speed,
+            accuracies of recall, and `held_bytes`, the recurrent state and KV cache that a sequence
+            of this length holds.
         out_of_memory: lengths at which a replicate ran out of memory and none was measured.
     """
 
@@ -187,8 +144,7 @@ class Family:
     lengths: Array
     seeds: tuple[int, ...]
     speeds: Array
-    memory: Array
-    decode: Array
+    measures: dict[str, Array]
     out_of_memory: tuple[int, ...]
 
     @property
@@ -263,16 +219,18 @@ def _build_family(label: str, members: pd.DataFrame) -> Family | None:
     def means(column: str) -> Array:
         return timed.groupby("seq_len")[column].mean().reindex(table.index).to_numpy(dtype=float)
 
+    measures = {name: means(name) for name in MEASURED}
+    lengths = table.index.to_numpy(dtype=float)
+    measures["held_bytes"] = means("state_bytes") + lengths * means("kv_bytes_per_token")
     return Family(
         label=label,
         mixer=str(first["mixer"]),
         optimizer=str(first["optimizer"]),
         stack=str(first["stack"]),
-        lengths=table.index.to_numpy(dtype=float),
+        lengths=lengths,
         seeds=tuple(int(seed) for seed in table.columns),
         speeds=table.to_numpy(dtype=float),
-        memory=means("peak_memory_bytes"),
-        decode=means("decode_tokens_per_second"),
+        measures=measures,
         out_of_memory=tuple(int(length) for length in lost),
     )
 

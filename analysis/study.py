@@ -12,6 +12,7 @@ from analysis.front import Hypervolume, Point, common_seeds, front_area, resampl
 from analysis.load import Sweep
 from analysis.naming import shared_facts
 from analysis.pareto import front_mask
+from analysis.routing import RoutingDelta, routing_deltas
 from analysis.stats import Array, mean_interval
 
 
@@ -41,6 +42,11 @@ class Settings:
             raise ValueError(f"margin_nats={self.margin_nats} must be a positive number of nats")
 
 
+STANDINGS = ("best", "tied", "worse", "not tested")
+"""An arm's loss beside the smallest: `tied` where a test against it, corrected after Holm over all
+arms, shows no difference; `not tested` where too few seeds are common."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparable:
     """One comparison: arms that share budget, data and device.
@@ -53,6 +59,8 @@ class Comparable:
         comparison: differences to the baseline.
         hypervolume: none without a front or a reference.
         front_seeds: seeds behind the front's probabilities and per-seed fronts.
+        against_best: arm id to one of `STANDINGS`: its loss beside the smallest of all.
+        routing: arms with cross-layer routing beside their twins without.
         unigram_loss_nats: cross-entropy of the data under unigrams; NaN where unknown.
     """
 
@@ -63,6 +71,8 @@ class Comparable:
     comparison: Comparison | None
     hypervolume: Hypervolume | None
     front_seeds: tuple[int, ...]
+    against_best: dict[str, str]
+    routing: tuple[RoutingDelta, ...]
     unigram_loss_nats: float
 
     @property
@@ -166,8 +176,24 @@ def _comparable(
         comparison=compare_arms(pairs, baseline, settings.margin_nats) if baseline else None,
         hypervolume=front_area(points, seeds, _reference(settings, unigram, trials)),
         front_seeds=seeds,
+        against_best=_against_best(points, settings.margin_nats),
+        routing=routing_deltas(points, settings.margin_nats),
         unigram_loss_nats=unigram,
     )
+
+
+def _against_best(points: tuple[Point, ...], margin_nats: float) -> dict[str, str]:
+    """Arm id to its standing; arms without a loss have none."""
+    pairs = [(point.arm, point.choice.cell) for point in points if point.choice]
+    if not pairs:
+        return {}
+    best, _ = min(pairs, key=lambda pair: pair[1].mean_loss)
+    comparison = compare_arms(pairs, best, margin_nats)
+    standings = {best.arm_id: "best"}
+    for row in comparison.rows if comparison else ():
+        untested = "not tested" if row.loss is None else "tied"
+        standings[row.arm.arm_id] = "worse" if row.verdict == "worse" else untested
+    return standings
 
 
 def _only_value(values: Array) -> float:

@@ -6,12 +6,17 @@ from analysis.arms import Arm
 from analysis.choice import Choice
 from analysis.comparison import ArmDifference, Comparison
 from analysis.front import Hypervolume, Point
+from analysis.routing import RoutingDelta
 from analysis.stats import CONFIDENCE, Interval
 from analysis.study import Comparable
 
 MINUS = "−"
 BAR_SEEDS = 3
 """From this many seeds a t interval is drawn: at two its half width is nine standard deviations."""
+
+
+ELLIPSE_SEEDS = 5
+"""From this many seeds a joint region is drawn: its radius is 16 standard deviations at three."""
 
 
 def signed(value: float, digits: int = 4) -> str:
@@ -147,13 +152,33 @@ def choice_sentence(point: Point) -> str:
         parts.append(f"chosen in {share_text(share)} of the seed draws")
     effect = choice.selection_effect
     if effect is not None and len(point.arm.cells) > 1:
-        parts.append(f"choosing it on the same seeds moves the mean by {signed(-effect)} nats")
+        moved = signed(-effect)
+        parts.append(
+            "whichever seed is left out, the others choose as low a loss"
+            if float(moved.replace(MINUS, "-")) == 0
+            else f"choosing it on the same seeds moves the mean by {moved} nats"
+        )
     text = "; ".join(parts) + "."
     if choice.edge:
         text += f" It is {choice.edge}: not shown to be the optimum."
     if not choice.is_balanced:
         text += " Its rates have different seeds, so their means were cleared of the seeds' effect."
     return text
+
+
+def edge_sentences(part: Comparable, most: int = 3) -> list[str]:
+    """Arms whose best rate is not bracketed: one by one, or by reason where they are many."""
+    points = [point for point in part.points if point.choice and point.choice.edge]
+    if len(points) <= most:
+        return [choice_sentence(point) for point in points]
+    by_reason: dict[str, list[str]] = {}
+    for point in points:
+        if point.choice:
+            by_reason.setdefault(point.choice.edge, []).append(point.arm.label)
+    return [
+        f"Not shown to be the optimum, the best rate being {reason}: {'; '.join(names)}."
+        for reason, names in by_reason.items()
+    ]
 
 
 def front_sentence(point: Point) -> str:
@@ -169,7 +194,16 @@ def front_sentence(point: Point) -> str:
 
 def difference_sentence(row: ArmDifference, comparison: Comparison) -> str:
     """A difference to the baseline; its verb is the verdict's."""
-    label, base = row.arm.label, comparison.baseline.label
+    return _difference_words(row, comparison.baseline.label, comparison.margin_nats)
+
+
+def routing_sentence(delta: RoutingDelta, margin_nats: float) -> str:
+    """What routing changes in one arm; its verb is the verdict's."""
+    return _difference_words(delta.difference, delta.twin.arm.label, margin_nats)
+
+
+def _difference_words(row: ArmDifference, base: str, margin_nats: float) -> str:
+    label = row.arm.label
     gap = f"{signed(row.loss_gap)} nats"
     if row.loss is None:
         return (
@@ -181,12 +215,12 @@ def difference_sentence(row: ArmDifference, comparison: Comparison) -> str:
     )
     if row.verdict in ("better", "worse"):
         side = "lower" if row.verdict == "better" else "higher"
-        inside = max(abs(row.loss.low), abs(row.loss.high)) < comparison.margin_nats
-        small = f", though by less than {comparison.margin_nats:g} nats" if inside else ""
+        inside = max(abs(row.loss.low), abs(row.loss.high)) < margin_nats
+        small = f", though by less than {margin_nats:g} nats" if inside else ""
         return f"{label} has a {side} loss than {base}{small} ({evidence})."
     if row.verdict == "equivalent":
         return (
-            f"{label} and {base} are equivalent within ±{comparison.margin_nats:g} nats "
+            f"{label} and {base} are equivalent within ±{margin_nats:g} nats "
             f"({evidence}, two one-sided tests p {p_text(row.p_equivalence)})."
         )
     return f"Between {label} and {base} no difference is shown, nor equivalence ({evidence})."

@@ -8,7 +8,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from analysis.figures.style import Drawing, Palette, freeze, house_style, new_figure
+from analysis.figures.style import (
+    Drawing,
+    Palette,
+    add_key,
+    freeze,
+    house_style,
+    new_figure,
+)
 from analysis.front import Point
 from analysis.stats import Array, interval_factor
 from analysis.study import Comparable
@@ -101,13 +108,7 @@ def draw_curves(part: Comparable, curves: pd.DataFrame) -> Drawing | None:
         left.set_ylabel(f"{built[0].quantity} loss, nats per token")
         left.set_xlabel("training tokens")
         right.set_xlabel("device seconds at the measured throughput")
-        figure.legend(
-            *left.get_legend_handles_labels(),
-            loc="outside lower center",
-            ncols=min(len(built), 3),
-            frameon=False,
-            fontsize=8,
-        )
+        add_key(figure, [(c.point.arm.label, palette.look(c.point.arm)) for c in built])
         freeze(figure)
     return Drawing(
         name="curves",
@@ -132,13 +133,29 @@ def _draw(axes: Axes, curve: Curve, palette: Palette, *, is_time: bool) -> None:
     x = curve.seconds if is_time else curve.tokens
     if not np.isfinite(x).all():
         return
-    axes.plot(x, curve.mean, color=look.color, linestyle=look.line, label=curve.point.arm.label)
+    axes.plot(
+        x,
+        curve.mean,
+        color=look.color,
+        linestyle=look.line,
+        # Colour and line say rule and optimizer; only the mark tells stacks apart.
+        marker=look.mark,
+        markersize=3.5,
+        markevery=max(1, len(x) // 6),
+    )
     half = curve.half_width
     if half is not None:
         axes.fill_between(
             x, curve.mean - half, curve.mean + half, color=look.color, alpha=0.12, linewidth=0
         )
-    axes.plot(x[-1], curve.mean[-1], look.mark, color=look.color, markersize=6)
+    axes.plot(
+        x[-1],
+        curve.mean[-1],
+        look.mark,
+        color=look.color,
+        markersize=6,
+        markerfacecolor="white" if curve.losses.shape[1] == 1 else look.color,
+    )
 
 
 def curves_caption(built: list[Curve], num_arms: int) -> str:

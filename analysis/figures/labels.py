@@ -7,14 +7,14 @@ from matplotlib import patheffects as path_effects
 from matplotlib.axes import Axes
 
 from analysis.figures.placement import is_nearer_to_another, place_labels
-from analysis.figures.style import FAINT, INK
+from analysis.figures.style import readable
 from analysis.stats import Array
 
 FONT_SIZE = 8.0
 MARK_POINTS = 9.0
 """Room that a mark takes, its edge included."""
 
-LEADER_HEIGHTS = 1.3
+LEADER_HEIGHTS = 0.7
 """A label further than this many heights from its point gets a line to it."""
 
 
@@ -35,12 +35,15 @@ class Surroundings:
     corner: tuple[float, float, float, float]
 
 
-def draw_labels(axes: Axes, texts: list[str], places: Array, around: Surroundings) -> None:
+def draw_labels(
+    axes: Axes, texts: list[str], colors: list[str], places: Array, around: Surroundings
+) -> None:
     """Writes each text near its place; the figure's layout must be final.
 
     Args:
         axes: where to write.
         texts: the labels.
+        colors: one per text, those of their marks; darkened until they can be read.
         places: [n, 2], their points in data coordinates.
         around: what labels should not cover.
     """
@@ -61,8 +64,8 @@ def draw_labels(axes: Axes, texts: list[str], places: Array, around: Surrounding
     )
     to_axes = axes.transAxes.inverted()
     halo = [path_effects.withStroke(linewidth=2.5, foreground="white", alpha=0.85)]
-    for index, (text, anchor, size, rectangle) in enumerate(
-        zip(texts, anchors, sizes, boxes, strict=True)
+    for index, (text, color, anchor, size, rectangle) in enumerate(
+        zip(texts, colors, anchors, sizes, boxes, strict=True)
     ):
         center = np.array([(rectangle[0] + rectangle[2]) / 2, (rectangle[1] + rectangle[3]) / 2])
         nearest = np.clip(anchor, rectangle[:2], rectangle[2:])
@@ -73,8 +76,8 @@ def draw_labels(axes: Axes, texts: list[str], places: Array, around: Surrounding
                 ends[:, 0],
                 ends[:, 1],
                 transform=axes.transAxes,
-                color=FAINT,
-                linewidth=0.6,
+                color=color,
+                linewidth=0.7,
                 zorder=2,
             )
         x, y = to_axes.transform(center)
@@ -86,7 +89,7 @@ def draw_labels(axes: Axes, texts: list[str], places: Array, around: Surrounding
             ha="center",
             va="center",
             fontsize=FONT_SIZE,
-            color=INK,
+            color=readable(color),
             zorder=4,
             in_layout=False,
             path_effects=halo,

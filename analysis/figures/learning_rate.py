@@ -1,12 +1,23 @@
 """Loss against learning rate: where the optimum is, how wide, and whether it is bracketed."""
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from analysis.arms import Arm, Cell
+from analysis.figures.relative_rate import (
+    REL_INCHES,
+    RELATIVE_CAPTION,
+    draw_relative,
+    has_second_row,
+    rate_lines,
+    rise_limits,
+)
 from analysis.figures.style import INK, Drawing, Look, Palette, freeze, house_style, new_figure
 from analysis.front import Point
 from analysis.naming import SEPARATOR, optimizer_name
@@ -14,8 +25,11 @@ from analysis.stats import mean_interval
 from analysis.study import Comparable
 from analysis.wording import BAR_SEEDS, rate_text
 
-MAX_PANELS = 20
+MAX_PANELS = 16
 MAX_PAGES = 2
+NAME_POINTS = 10.0
+"""Height of a panel's line of text on one optimizer."""
+
 CLIP_NATS = 1.0
 """Losses more than this above the best are drawn as carets on the top edge."""
 
@@ -80,21 +94,42 @@ def _draw_page(
     columns = _num_columns(len(panels))
     rows = math.ceil(len(panels) / columns)
     with house_style():
-        figure = new_figure(max(2.5 * columns, 4.0) + 0.4, 2.25 * rows + 0.5)
-        grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-        for axes, (name, points) in zip(grid.flat, panels.items(), strict=False):
-            _draw_panel(axes, name, points, limits, palette)
-        for axes in list(grid.flat)[len(panels) :]:
-            axes.set_axis_off()
-        figure.supylabel("final validation loss, nats per token", fontsize=9)
-        figure.supxlabel("learning rate (logarithmic)", fontsize=9)
+        extra = REL_INCHES if has_second_row(panels) else 0.0
+        figure = new_figure(max(2.5 * columns, 4.0) + 0.4, (2.4 + extra) * rows + 0.3)
+        heights = [2.4, extra] * rows if extra else [2.4] * rows
+        grid = figure.subplots(
+            len(heights), columns, squeeze=False, sharey="row", height_ratios=heights
+        )
+        for index in range(rows * columns):
+            own = grid[:: 2 if extra else 1].flat[index]
+            below = grid[1::2].flat[index] if extra else None
+            if index >= len(panels):
+                own.set_axis_off()
+                if below is not None:
+                    below.set_axis_off()
+                continue
+            name = list(panels)[index]
+            _draw_panel(own, name, panels[name], limits, palette)
+            if below is not None:
+                draw_relative(below, panels[name], palette, rise_limits(panels))
+        _name_axes(grid, has_second=extra > 0)
         freeze(figure)
     return Drawing(
         name="learning_rate" if number == 1 else f"learning_rate_{number}",
         figure=figure,
-        caption=caption,
+        caption=caption + (f" {RELATIVE_CAPTION}" if extra else ""),
         alt=_alt(panels),
     )
+
+
+def _name_axes(grid: npt.NDArray[Any], *, has_second: bool) -> None:
+    """Titles of the axes, of losses once per row."""
+    for number, row in enumerate(grid):
+        is_second = has_second and number % 2 == 1
+        row[0].set_ylabel("nats above best" if is_second else "final loss, nats", fontsize=8)
+        for axes in row:
+            if axes.axison:
+                axes.set_xlabel("rate over best rate" if is_second else "learning rate", fontsize=8)
 
 
 def _num_columns(num_panels: int) -> int:
@@ -108,7 +143,7 @@ def _draw_panel(
     axes: Axes, name: str, points: list[Point], limits: tuple[float, float], palette: Palette
 ) -> None:
     rates = sorted({cell.lr for point in points for cell in point.arm.cells if cell.lr > 0})
-    axes.set_title(name, loc="left", fontsize=8.5)
+    axes.set_title(name, loc="left", fontsize=8.5, pad=4 + NAME_POINTS * len(points))
     axes.set_ylim(*limits)
     if not rates:
         axes.annotate("no rate above 0", (0.5, 0.5), xycoords="axes fraction", ha="center")
@@ -132,17 +167,6 @@ def _spaced(rates: list[float], most: int = 5) -> list[float]:
         return rates
     picks = np.unique(np.linspace(0, len(rates) - 1, most).round().astype(int))
     return [rates[index] for index in picks]
-
-
-def rate_lines(arm: Arm) -> list[list[Cell]]:
-    """Cells of an arm by ascending rate: one line, or one per Adam rate where these form a grid."""
-    cells = [cell for cell in arm.cells if cell.lr > 0]
-    if len({cell.lr for cell in cells}) == len(cells):
-        return [sorted(cells, key=lambda cell: cell.lr)]
-    lines: dict[str, list[Cell]] = {}
-    for cell in cells:
-        lines.setdefault(f"{cell.adam_lr:g}", []).append(cell)
-    return [sorted(line, key=lambda cell: cell.lr) for line in lines.values()]
 
 
 def _draw_line(axes: Axes, line: list[Cell], look: Look, limits: tuple[float, float]) -> None:
@@ -216,11 +240,12 @@ def _draw_choice(
 
 
 def _draw_names(axes: Axes, points: list[Point], palette: Palette) -> None:
-    """One line of text per optimizer in the panel's corner: its line, S, W and a flag."""
+    """One line of text per optimizer above the panel: its line, W, S and a flag."""
+    figure = axes.get_figure()
+    assert figure is not None
     for index, point in enumerate(points):
         look = palette.look(point.arm)
         text = optimizer_name(point.arm.fact("optimizer")) or point.arm.label
-        y = 0.93 - 0.105 * index
         choice = point.choice
         if choice and choice.tolerance:
             low, high = choice.tolerance
@@ -229,15 +254,21 @@ def _draw_names(axes: Axes, points: list[Point], palette: Palette) -> None:
             text += f"  S {choice.sensitivity.mean:.2f}"
         if choice and choice.edge:
             text += "  edge"
+        rise = (0.5 + len(points) - 1 - index) * NAME_POINTS / 72
+        place = axes.transAxes + ScaledTranslation(0, rise, figure.dpi_scale_trans)
         axes.plot(
-            [0.03, 0.11],
-            [y, y],
-            transform=axes.transAxes,
+            [0.0, 0.055, 0.11],
+            [1.0, 1.0, 1.0],
+            transform=place,
             color=look.color,
             linestyle=look.line,
+            marker=look.mark,
+            markevery=[1],
+            markersize=3.5,
             linewidth=1.3,
+            clip_on=False,
         )
-        axes.text(0.13, y, text, transform=axes.transAxes, fontsize=7, va="center", color=INK)
+        axes.text(0.14, 1.0, text, transform=place, fontsize=7, va="center_baseline", color=INK)
 
 
 def _caption(part: Comparable, panels: int, pages: int) -> str:

@@ -1,32 +1,45 @@
 """Loss against throughput: what is given up in speed for quality, and which choices are safe."""
 
 import math
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis.figures.labels import Surroundings, draw_labels
+from analysis.figures.pareto_marks import draw_other_rates, draw_point
 from analysis.figures.pareto_parts import (
+    attainment_band,
     axis_limits,
     diverged_marks,
     front_label,
-    is_faded,
     pareto_alt,
     pareto_caption,
     seed_cloud,
     split_by_detail,
 )
-from analysis.figures.style import FAINT, INK, Drawing, Palette, freeze, house_style, new_figure
+from analysis.figures.style import (
+    FAINT,
+    INK,
+    Drawing,
+    Line,
+    Palette,
+    freeze,
+    house_style,
+    new_figure,
+)
 from analysis.front import Point, seed_points
-from analysis.pareto import attained_loss, attainment_surface, staircase
+from analysis.pareto import attainment_surface, staircase
 from analysis.stats import Array
 from analysis.study import Comparable
 from analysis.wording import BAR_SEEDS, tick_text
 
 MAX_LABELS = 28
 """Beyond so many arms only the front is labelled; tables name the others."""
+
+
+ATTAINMENT_LINES: tuple[tuple[float, Line], ...] = ((0.5, (0, (1, 2))), (0.9, (0, (5, 3))))
+"""Shares of the seeds, with their line styles."""
 
 
 BETTER_CORNER = (0.88, 0.0, 1.0, 0.14)
@@ -45,7 +58,7 @@ def draw_pareto(part: Comparable) -> Drawing | None:
         _set_limits(axes, part)
         _draw_band(axes, part)
         detailed, dots = split_by_detail(part)
-        _draw_other_rates(axes, detailed)
+        draw_other_rates(axes, detailed, palette)
         line = staircase(np.array([(point.speed, point.loss) for point in drawn]))
         axes.plot(line[:, 0], line[:, 1], color=INK, linewidth=1.3, zorder=2.5)
         axes.scatter(
@@ -57,7 +70,7 @@ def draw_pareto(part: Comparable) -> Drawing | None:
             linewidth=0,
         )
         for point in detailed:
-            _draw_point(axes, point, palette)
+            draw_point(axes, point, palette)
         _draw_diverged(axes, part, palette)
         _draw_unigram(axes, part)
         _finish(axes, part)
@@ -66,6 +79,7 @@ def draw_pareto(part: Comparable) -> Drawing | None:
         draw_labels(
             axes,
             [front_label(point) for point in labelled],
+            [palette.look(point.arm).color for point in labelled],
             np.array([(point.speed, point.loss) for point in labelled]),
             _surroundings(detailed, line),
         )
@@ -89,76 +103,18 @@ def _set_limits(axes: Axes, part: Comparable) -> None:
 
 
 def _draw_band(axes: Axes, part: Comparable) -> None:
-    """Between the boundaries that a quarter and three quarters of the seeds reach."""
-    if len(part.front_seeds) < BAR_SEEDS:
+    """What the seeds' own fronts reach: a band between quarters, lines for half and nine in ten."""
+    band = attainment_band(part)
+    if band is None:
         return
+    xs, low, high = band
+    axes.fill_between(xs, low, high, step="pre", color=INK, alpha=0.10, linewidth=0, zorder=1)
     sets = seed_points(part.points, part.front_seeds)
-    quarter, most = (attainment_surface(sets, level) for level in (0.25, 0.75))
-    if not len(quarter) or not len(most):
-        return
-    xs = np.unique(np.concatenate([quarter[:, 0], most[:, 0]]))
-    xs = xs[xs <= most[:, 0].max()]
-    low = [attained_loss(quarter, x) for x in xs]
-    high = [attained_loss(most, x) for x in xs]
-    axes.fill_between(xs, low, high, step="pre", color=INK, alpha=0.10, linewidth=0, zorder=1)  # type: ignore[arg-type]
-
-
-def _draw_other_rates(axes: Axes, drawn: tuple[Point, ...]) -> None:
-    others = [
-        cell
-        for point in drawn
-        for cell in point.arm.cells
-        if point.choice and cell.cell_id != point.choice.cell.cell_id and cell.is_eligible
-    ]
-    axes.scatter(
-        [cell.mean_speed for cell in others],
-        [cell.mean_loss for cell in others],
-        s=9,
-        color=FAINT,
-        alpha=0.35,
-        linewidth=0,
-        zorder=1.5,
-    )
-
-
-def _draw_point(axes: Axes, point: Point, palette: Palette) -> None:
-    look = palette.look(point.arm)
-    alpha = 0.4 if is_faded(point) else 1.0
-    axes.scatter(*seed_cloud(point), s=11, color=look.color, alpha=0.45 * alpha, linewidth=0)
-    bars: dict[str, Any] = {}
-    for key, interval, mean in (
-        ("xerr", point.speed_interval, point.speed),
-        ("yerr", point.loss_interval, point.loss),
-    ):
-        if interval and interval.n >= BAR_SEEDS:
-            # On a logarithmic axis a bar that would reach zero or below ends at the axis.
-            low = interval.low
-            if key == "xerr" and axes.get_xscale() == "log":
-                low = max(low, axes.get_xlim()[0])
-            bars[key] = [[mean - low], [interval.high - mean]]
-    if bars:
-        axes.errorbar(
-            point.speed,
-            point.loss,
-            **bars,
-            fmt="none",
-            ecolor=look.color,
-            elinewidth=0.9,
-            alpha=0.75 * alpha,
-            zorder=2.8,
-        )
-    axes.plot(
-        point.speed,
-        point.loss,
-        look.mark,
-        markersize=7,
-        # Hollow says one seed and nothing else.
-        markerfacecolor="white" if point.n == 1 else look.color,
-        markeredgecolor=look.color if point.n == 1 else INK if point.on_front else "white",
-        markeredgewidth=1.4 if point.n == 1 else 0.9,
-        alpha=alpha,
-        zorder=3,
-    )
+    for level, dashes in ATTAINMENT_LINES:
+        surface = attainment_surface(sets, level)
+        if len(surface):
+            line = staircase(surface)
+            axes.plot(*line.T, color=FAINT, linewidth=0.8, linestyle=dashes, zorder=1.6)
 
 
 def _draw_diverged(axes: Axes, part: Comparable, palette: Palette) -> None:

@@ -4,13 +4,19 @@ import math
 
 import numpy as np
 
-from analysis.front import Point
+from analysis.front import Point, seed_points
+from analysis.pareto import attained_loss, attainment_surface
+from analysis.samples import joint_region
 from analysis.stats import Array
 from analysis.study import Comparable
-from analysis.wording import BAR_SEEDS, count_text, signed
+from analysis.wording import BAR_SEEDS, ELLIPSE_SEEDS, count_text, signed
 
 MAX_DETAILED = 60
 """Beyond so many arms only the front is drawn with bars and seeds; the others are dots."""
+
+
+SMALLEST_SHIFT = 5e-5
+"""Nats: a smaller effect of choosing the rate is none at the four digits that a report shows."""
 
 
 FADE_BELOW = 0.05
@@ -49,6 +55,35 @@ def seed_cloud(point: Point) -> tuple[Array, Array]:
     return point.choice.cell.speeds[known], point.choice.cell.losses[known]
 
 
+def has_ellipse(point: Point) -> bool:
+    """Whether enough seeds have both quantities for a joint region worth looking at."""
+    return len(seed_cloud(point)[0]) >= ELLIPSE_SEEDS
+
+
+def held_out_shift(point: Point) -> float | None:
+    """Held-out minus naive loss where leaving a seed out changes the rate; else none."""
+    effect = point.choice.selection_effect if point.choice else None
+    return effect if effect is not None and abs(effect) >= SMALLEST_SHIFT else None
+
+
+def attainment_band(part: Comparable) -> tuple[Array, list[float], list[float]] | None:
+    """Throughputs, and the losses that a quarter and three quarters of the seeds reach there.
+
+    None below three seeds, where quarters say nothing.
+    """
+    if len(part.front_seeds) < BAR_SEEDS:
+        return None
+    sets = seed_points(part.points, part.front_seeds)
+    quarter, most = (attainment_surface(sets, level) for level in (0.25, 0.75))
+    if not len(quarter) or not len(most):
+        return None
+    xs = np.unique(np.concatenate([quarter[:, 0], most[:, 0]]))
+    xs = xs[xs <= most[:, 0].max()]
+    # Both surfaces reach as far as the slower one, so every value is there.
+    low, high = ([attained_loss(surface, x) or 0.0 for x in xs] for surface in (quarter, most))
+    return xs, low, high
+
+
 def _spread(point: Point) -> tuple[list[float], list[float]]:
     """All throughputs and losses that belong to a drawn point."""
     speeds, losses = (list(values) for values in seed_cloud(point))
@@ -59,6 +94,11 @@ def _spread(point: Point) -> tuple[list[float], list[float]]:
         values.append(mean)
         if interval and interval.n >= BAR_SEEDS:
             values += [interval.low, interval.high]
+    if has_ellipse(point):
+        outline = joint_region(*seed_cloud(point))
+        speeds += list(outline[:, 0])
+        losses += list(outline[:, 1])
+    losses.append(point.loss + (held_out_shift(point) or 0.0))
     return speeds, losses
 
 
@@ -70,7 +110,7 @@ def axis_limits(
     Args:
         drawn: the arms.
         reference: a loss that is worth seeing as a line; the axis reaches up to it where that
-            leaves the arms at least half of the height.
+            leaves the arms at least two thirds of the height.
     """
     speeds: list[float] = []
     losses: list[float] = []
@@ -91,7 +131,7 @@ def axis_limits(
     pad = 0.09 * (max(losses) - min(losses)) or 0.02 * max(losses)
     # The top edge is where diverged arms are marked.
     low, high = min(losses) - pad, max(losses) + 1.6 * pad
-    if high < reference + pad <= high + (high - low):
+    if high < reference + pad <= high + (high - low) / 2:
         high = reference + pad
     return x, (low, high), is_log
 
@@ -120,10 +160,12 @@ def pareto_caption(part: Comparable) -> str:
     noun = "seed" if counts == [1] else "seeds"
     parts = [
         "Each arm at the learning rate with the smallest mean loss over its seeds "
-        f"({seeds} {noun}); grey dots are its other rates, pale dots its seeds.",
+        f"({seeds} {noun}); small grey marks are its other rates, pale dots its seeds.",
     ]
     if any(point.n >= BAR_SEEDS for point in drawn):
         parts.append("Bars are 95 % t intervals.")
+    if any(has_ellipse(point) for point in drawn):
+        parts.append("Ellipses are joint 95 % regions of both means (Hotelling, from 5 seeds).")
     if any(point.n == 1 for point in drawn):
         parts.append("A hollow mark is one seed.")
     parts.append("The line passes only through losses that an arm reached at that speed or faster.")
@@ -133,7 +175,10 @@ def pareto_caption(part: Comparable) -> str:
             "in each, with the arm on the front; faded below 5 %."
         )
     if len(part.front_seeds) >= BAR_SEEDS:
-        parts.append("Shaded: between the boundaries that 25 % and 75 % of the seeds reach.")
+        parts.append(
+            "Shaded: between the boundaries that 25 % and 75 % of the seeds reach; dotted 50 %, "
+            "dashed 90 %."
+        )
     parts += [text for text in [_selection_words(drawn)] if text]
     if len(drawn) > MAX_DETAILED:
         parts.append(f"Of {len(drawn)} arms those off the front are dots; tables name them.")
@@ -155,12 +200,13 @@ def _selection_words(drawn: tuple[Point, ...]) -> str:
     ]
     if not effects or all(len(point.arm.cells) == 1 for point in drawn):
         return ""
-    moved = [effect for effect in effects if abs(effect) >= 5e-5]
+    moved = [effect for effect in effects if abs(effect) >= SMALLEST_SHIFT]
     if not moved:
         return "Whichever seed is left out, every arm would choose the same rate."
     return (
         f"Rates are chosen on the seeds that are shown, which moves {len(moved)} of {len(effects)} "
-        f"arms' means, the most by {signed(-max(moved, key=abs))} nats (held-out column)."
+        f"arms' means, the most by {signed(-max(moved, key=abs))} nats: a dash on a dotted stem "
+        "stands at the held-out loss."
     )
 
 

@@ -35,7 +35,7 @@ def draw_differences(part: Comparable) -> Drawing | None:
     palette = Palette(tuple(point.arm for point in part.points))
     with house_style():
         figure = new_figure(8.0, 0.24 * len(shown) + 1.2)
-        axes, words = figure.subplots(1, 2, sharey=True, width_ratios=(3.1, 1))
+        axes, words = figure.subplots(1, 2, sharey=True, width_ratios=(2.9, 1))
         words.set_axis_off()
         margin = comparison.margin_nats
         axes.axvspan(-margin, margin, color=FAINT, alpha=0.18, linewidth=0)
@@ -72,12 +72,12 @@ def _draw_row(axes: Axes, height: int, row: ArmDifference, palette: Palette) -> 
         look.mark,
         color=look.color,
         markersize=6,
-        markerfacecolor=look.color if row.pairs > 1 else "white",
+        markerfacecolor="white" if row.is_single else look.color,
     )
 
 
 def _write(axes: Axes, height: float, texts: tuple[str, str, str], color: str) -> None:
-    for x, text in zip((0.0, 0.4, 0.86), texts, strict=True):
+    for x, text in zip((0.0, 0.38, 0.8), texts, strict=True):
         axes.text(
             x,
             height,

@@ -14,7 +14,9 @@ from typing import Any, TypeVar
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from analysis.arms import Arm
 
@@ -106,6 +108,29 @@ class Look:
     line: Line
 
 
+MIN_CONTRAST = 4.5
+"""Contrast that small text needs against its paper (WCAG 2.2, success criterion 1.4.3)."""
+
+
+def readable(color: str, paper: str = "#ffffff") -> str:
+    """`color` moved towards black, or white on dark paper, until text in it can be read."""
+    rgb, goal = to_rgb(color), (0.0 if _luminance(to_rgb(paper)) > 0.2 else 1.0)
+    shade = to_hex(rgb)
+    for step in range(21):
+        red, green, blue = (value + (goal - value) * step / 20 for value in rgb)
+        shade = to_hex((red, green, blue))
+        ordered = sorted((_luminance(to_rgb(shade)), _luminance(to_rgb(paper))))
+        if (ordered[1] + 0.05) / (ordered[0] + 0.05) >= MIN_CONTRAST:
+            break
+    return shade
+
+
+def _luminance(rgb: tuple[float, ...]) -> float:
+    """Relative luminance of sRGB values in [0, 1], as WCAG defines it."""
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in rgb]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 class Palette:
     """Looks for the arms of one comparison: fixed for known names, the next spare for others."""
 
@@ -151,6 +176,23 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def add_key(figure: Figure, entries: list[tuple[str, Look]], columns: int = 3) -> None:
+    """A key under the figure: each name with its line, mark and colour."""
+    styles: list[dict[str, Any]] = [
+        {"color": look.color, "linestyle": look.line, "marker": look.mark, "label": name}
+        for name, look in entries
+    ]
+    handles = [Line2D([], [], markersize=5, **style) for style in styles]
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=min(len(entries), columns),
+        frameon=False,
+        fontsize=8,
+        handlelength=2.8,
+    )
 
 
 def byte_ticks(low: float, high: float, most: int = 5) -> list[float]:

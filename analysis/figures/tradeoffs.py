@@ -11,6 +11,7 @@ from analysis.figures.style import (
     INK,
     Drawing,
     Palette,
+    add_key,
     byte_ticks,
     freeze,
     house_style,
@@ -22,6 +23,8 @@ from analysis.tradeoffs import TradeOff, trade_offs
 from analysis.wording import bytes_text, tick_text
 
 MAX_LABELS = 10
+MAX_KEY = 24
+"""Beyond so many arms a key would be larger than the panels; the front's members are named."""
 
 
 def draw_trade_offs(part: Comparable) -> Drawing | None:
@@ -40,9 +43,12 @@ def draw_trade_offs(part: Comparable) -> Drawing | None:
         for axes in list(grid.flat)[len(trades) :]:
             axes.set_axis_off()
         figure.supylabel("final validation loss, nats per token", fontsize=9)
+        shown = {p.arm.label: palette.look(p.arm) for trade in trades for p in trade.points}
+        if len(shown) <= MAX_KEY:
+            add_key(figure, list(shown.items()), columns=3 if columns > 1 else 2)
         freeze(figure)
         for axes, trade in zip(grid.flat, trades, strict=False):
-            _label_panel(axes, trade)
+            _label_panel(axes, trade, palette)
     return Drawing(
         name="trade_offs",
         figure=figure,
@@ -92,13 +98,14 @@ def _draw_panel(axes: Axes, trade: TradeOff, palette: Palette) -> None:
     axes.set_xlabel(f"{trade.cost.label} ({better})")
 
 
-def _label_panel(axes: Axes, trade: TradeOff) -> None:
+def _label_panel(axes: Axes, trade: TradeOff, palette: Palette) -> None:
     places = _places(trade)
     members = [i for i, p in enumerate(trade.points) if p.arm.arm_id in trade.on_front]
     members = members[:MAX_LABELS]
     draw_labels(
         axes,
         [trade.points[i].arm.label for i in members],
+        [palette.look(trade.points[i].arm).color for i in members],
         places[members],
         Surroundings(
             marks=places,

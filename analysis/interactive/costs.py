@@ -4,11 +4,12 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures.curves import build_curves, curve_limits
-from analysis.figures.scaling import family_looks
+from analysis.figures.scaling import family_looks, shown_quantities
 from analysis.figures.style import Palette, byte_ticks
-from analysis.interactive.marks import SYMBOLS, Figure, dash, rounded
+from analysis.interactive.marks import SYMBOLS, Figure, dash, mark, rounded
 from analysis.pareto import staircase
 from analysis.scaling import Family
+from analysis.stats import Array
 from analysis.study import Comparable
 from analysis.tradeoffs import TradeOff
 from analysis.wording import bytes_text, count_text
@@ -31,7 +32,7 @@ def curves_figure(part: Comparable, curves: pd.DataFrame) -> Figure | None:
             "x": rounded(curve.tokens),
             "y": rounded(curve.mean),
             "line": {"color": look.color, "dash": dash(look), "width": 1.8},
-            "marker": {"symbol": SYMBOLS[look.mark], "size": 5},
+            "marker": mark(look, size=5, is_single=curve.losses.shape[1] == 1),
             "hovertemplate": f"{curve.point.arm.label}<br>%{{y:.4f}} nats, %{{x:,.0f}} tokens"
             "<extra></extra>",
         }
@@ -74,10 +75,19 @@ def trade_off_figure(trade: TradeOff, part: Comparable) -> Figure:
         "y": rounded(places[:, 1]),
         "marker": {
             "size": 9,
-            "color": [look.color for look in looks],
+            "color": [
+                "PAPER" if point.n == 1 else look.color
+                for point, look in zip(trade.points, looks, strict=True)
+            ],
             "symbol": [SYMBOLS[look.mark] for look in looks],
             "opacity": [1.0 if member else 0.5 for member in members],
-            "line": {"color": ["INK" if member else "PAPER" for member in members], "width": 1},
+            "line": {
+                "color": [
+                    "INK" if member else look.color
+                    for member, look in zip(members, looks, strict=True)
+                ],
+                "width": 1,
+            },
         },
         "text": [
             f"<b>{point.arm.label}</b><br>{point.loss:.4f} nats<br>"
@@ -119,14 +129,40 @@ def trade_off_figure(trade: TradeOff, part: Comparable) -> Figure:
     }
 
 
-def scaling_figure(families: tuple[Family, ...]) -> Figure | None:
-    """Training seconds per sequence against context length; none without families."""
+def scaling_figures(families: tuple[Family, ...]) -> list[Figure]:
+    """Training time and every other measured quantity against context length."""
     if not families:
-        return None
+        return []
+    figures = [
+        _length_figure(
+            families, "training seconds per sequence", [family.seconds for family in families]
+        )
+    ]
+    for quantity in shown_quantities(families):
+        values = [quantity.of(family) for family in families]
+        figure = _length_figure(families, quantity.label, values, is_log=quantity.is_log)
+        if quantity.is_bytes:
+            figure["layout"]["yaxis"] |= _byte_axis(np.concatenate(values))
+        figures.append(figure)
+    return figures
+
+
+def _byte_axis(values: Array) -> Figure:
+    """Ticks of a logarithmic axis of bytes, at powers of two."""
+    finite = values[np.isfinite(values)]
+    low, high = np.floor(np.log2(finite.min())), np.ceil(np.log2(finite.max()))
+    step = max(1, int((high - low) // 5))
+    ticks = [2.0**power for power in range(int(low), int(high) + 1, step)]
+    return {"tickvals": ticks, "ticktext": [bytes_text(tick) for tick in ticks]}
+
+
+def _length_figure(
+    families: tuple[Family, ...], label: str, values: list[Array], *, is_log: bool = True
+) -> Figure:
     looks = family_looks(families)
     lengths = sorted({float(length) for family in families for length in family.lengths})
     traces = []
-    for family in families:
+    for family, own in zip(families, values, strict=True):
         look = looks[family.label]
         traces.append(
             {
@@ -134,10 +170,10 @@ def scaling_figure(families: tuple[Family, ...]) -> Figure | None:
                 "mode": "lines+markers",
                 "name": family.label,
                 "x": family.lengths.tolist(),
-                "y": rounded(family.seconds),
+                "y": rounded(own),
                 "line": {"color": look.color, "dash": dash(look), "width": 1.8},
-                "marker": {"symbol": SYMBOLS[look.mark], "size": 8},
-                "hovertemplate": f"{family.label}<br>%{{x:,}} tokens, %{{y:.3g}} s<extra></extra>",
+                "marker": mark(look, size=8, is_single=len(family.seeds) == 1),
+                "hovertemplate": f"{family.label}<br>%{{x:,}} tokens, %{{y:.4g}}<extra></extra>",
             }
         )
     return {
@@ -149,8 +185,8 @@ def scaling_figure(families: tuple[Family, ...]) -> Figure | None:
                 "tickvals": lengths,
                 "ticktext": [f"{length:,.0f}" for length in lengths],
             },
-            "yaxis": {"type": "log", "title": {"text": "training seconds per sequence"}},
+            "yaxis": {"type": "log" if is_log else "linear", "title": {"text": label}},
             "showlegend": True,
-            "legend": {"orientation": "h", "y": -0.18, "yanchor": "top", "x": 0},
+            "legend": {"orientation": "h", "y": -0.24, "yanchor": "top", "x": 0},
         },
     }

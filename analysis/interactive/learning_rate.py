@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from analysis.figures.learning_rate import architecture, loss_limits, rate_lines
+from analysis.figures.learning_rate import architecture, loss_limits
+from analysis.figures.relative_rate import rate_lines
 from analysis.figures.style import Look, Palette
 from analysis.front import Point
 from analysis.interactive.marks import SYMBOLS, Figure, dash, rounded

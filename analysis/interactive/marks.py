@@ -34,6 +34,13 @@ def dash(look: Look) -> str:
     return DASHES.get(look.line, "longdashdot") if isinstance(look.line, str) else "longdashdot"
 
 
+def mark(look: Look, *, size: int, is_single: bool) -> Figure:
+    """A mark in the arm's look; hollow where one seed stands behind it, and only there."""
+    face = "PAPER" if is_single else look.color
+    line = {"color": look.color, "width": 1.5 if is_single else 0}
+    return {"symbol": SYMBOLS[look.mark], "size": size, "color": face, "line": line}
+
+
 def rounded(values: Any) -> list[float | None]:
     """Seven digits, enough for any screen; null where not finite."""
     return [

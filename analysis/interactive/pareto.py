@@ -4,43 +4,58 @@ import math
 
 import numpy as np
 
+from analysis.arms import Cell
+from analysis.figures.pareto import ATTAINMENT_LINES
+from analysis.figures.pareto_marks import other_cells
 from analysis.figures.pareto_parts import (
+    attainment_band,
     axis_limits,
-    diverged_marks,
     front_label,
+    has_ellipse,
+    held_out_shift,
     is_faded,
     seed_cloud,
     split_by_detail,
 )
-from analysis.figures.style import Look, Palette
+from analysis.figures.style import Look, Palette, readable
 from analysis.front import Point, measured_seeds, seed_points
 from analysis.interactive.marks import SYMBOLS, Figure, rounded
-from analysis.pareto import attained_loss, attainment_surface, staircase
+from analysis.interactive.pareto_notes import diverged_traces, unigram_notes
+from analysis.pareto import attainment_surface, staircase
+from analysis.samples import joint_region
+from analysis.stats import Array
 from analysis.study import Comparable
 from analysis.wording import BAR_SEEDS, arm_rate, count_text, loss_text, rate_text, share_text
 
 
-def pareto_figure(part: Comparable) -> Figure | None:
-    """Loss against throughput; none where no arm has both."""
+def pareto_figure(part: Comparable, links: str = "") -> Figure | None:
+    """Loss against throughput; none where no arm has both.
+
+    Args:
+        part: the comparison.
+        links: path to the folder with one folder per replicate, where a click on a mark leads.
+    """
     drawn = part.drawn
     if not drawn:
         return None
     palette = Palette(tuple(point.arm for point in part.points))
     x_limits, y_limits, is_log = axis_limits(drawn, part.unigram_loss_nats)
     detailed, dots = split_by_detail(part)
-    traces = [*_band_traces(part), _other_rates(detailed), _front_trace(drawn)]
+    traces = [*_band_traces(part), _other_rates(detailed, palette), _front_trace(drawn)]
     if dots:
         traces.append(_dots(dots, palette))
     for point in detailed:
-        traces += _point_traces(point, palette.look(point.arm))
-    crosses, texts = _diverged(part, palette, y_limits, x_limits)
-    shapes, notes = _unigram(part, y_limits)
+        look = palette.look(point.arm)
+        traces += [*_doubt_traces(point, look), *_point_traces(point, look)]
+    crosses, texts = diverged_traces(part, palette, y_limits, x_limits)
+    shapes, notes = unigram_notes(part, y_limits)
     labels = [
         {
             "x": point.speed,
             "y": point.loss,
             "text": front_label(point),
             "rank": 0 if point.on_front else 1,
+            "ink": _inks(palette.look(point.arm)),
         }
         for point in sorted(detailed, key=lambda p: (not p.on_front, p.loss))
     ]
@@ -62,7 +77,16 @@ def pareto_figure(part: Comparable) -> Figure | None:
         },
         "labels": labels,
         "lines": _lines(drawn, detailed),
+        "links": links,
     }
+
+
+DARK_PAPER = "#14171b"
+
+
+def _inks(look: Look) -> list[str]:
+    """The arm's colour as text on light and on dark paper."""
+    return [readable(look.color), readable(look.color, DARK_PAPER)]
 
 
 def _dots(points: tuple[Point, ...], palette: Palette) -> Figure:
@@ -96,25 +120,15 @@ def _lines(drawn: tuple[Point, ...], detailed: tuple[Point, ...]) -> list[list[l
 
 def _front_trace(drawn: tuple[Point, ...]) -> Figure:
     line = staircase(np.array([(point.speed, point.loss) for point in drawn]))
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": rounded(line[:, 0]),
-        "y": rounded(line[:, 1]),
-        "line": {"color": "INK", "width": 1.6},
-        "hoverinfo": "skip",
-    }
+    return _line_trace(line, {"color": "INK", "width": 1.6})
 
 
 def _band_traces(part: Comparable) -> list[Figure]:
-    if len(part.front_seeds) < BAR_SEEDS:
+    """The band between quarters of the seeds, and a line for each of `ATTAINMENT_LINES`."""
+    band = attainment_band(part)
+    if band is None:
         return []
-    sets = seed_points(part.points, part.front_seeds)
-    quarter, most = (attainment_surface(sets, level) for level in (0.25, 0.75))
-    if not len(quarter) or not len(most):
-        return []
-    xs = np.unique(np.concatenate([quarter[:, 0], most[:, 0]]))
-    xs = xs[xs <= most[:, 0].max()]
+    xs, low, high = band
     # A step that belongs to what lies left of each corner: plotly calls it vh.
     base = {
         "type": "scatter",
@@ -123,33 +137,70 @@ def _band_traces(part: Comparable) -> list[Figure]:
         "line": {"width": 0, "shape": "vh"},
         "hoverinfo": "skip",
     }
-    low = [attained_loss(quarter, x) for x in xs]
-    high = [attained_loss(most, x) for x in xs]
-    return [
+    traces = [
         base | {"y": rounded(low)},
         base | {"y": rounded(high), "fill": "tonexty", "fillcolor": "rgba(128,128,128,0.18)"},
     ]
+    sets = seed_points(part.points, part.front_seeds)
+    for (level, _), kind in zip(ATTAINMENT_LINES, ("dot", "dash"), strict=True):
+        surface = attainment_surface(sets, level)
+        line = staircase(surface) if len(surface) else surface.reshape(-1, 2)
+        traces.append(_line_trace(line, {"color": "FAINT", "width": 1, "dash": kind}))
+    return traces
 
 
-def _other_rates(drawn: tuple[Point, ...]) -> Figure:
-    cells = [
-        (point, cell)
-        for point in drawn
-        for cell in point.arm.cells
-        if point.choice
-        and cell.cell_id != point.choice.cell.cell_id
-        and cell.is_eligible
-        and math.isfinite(cell.mean_speed)
-    ]
+def _line_trace(line: Array, style: Figure) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": rounded(line[:, 0]),
+        "y": rounded(line[:, 1]),
+        "line": style,
+        "hoverinfo": "skip",
+    }
+
+
+def _other_rates(drawn: tuple[Point, ...], palette: Palette) -> Figure:
+    cells = [(point, cell) for point in drawn for cell in other_cells(point)]
     return {
         "type": "scatter",
         "mode": "markers",
         "x": rounded([cell.mean_speed for _, cell in cells]),
         "y": rounded([cell.mean_loss for _, cell in cells]),
-        "marker": {"color": "FAINT", "size": 4, "opacity": 0.4},
+        "marker": {
+            "color": "FAINT",
+            "symbol": [SYMBOLS[palette.look(point.arm).mark] for point, _ in cells],
+            "size": 5,
+            "opacity": 0.45,
+        },
         "text": [f"{p.arm.label}<br>other rate {rate_text(c.lr)}, n = {c.n}" for p, c in cells],
         "hovertemplate": "%{text}<br>%{y:.4f} nats, %{x:,.0f} tokens/s<extra></extra>",
     }
+
+
+def _doubt_traces(point: Point, look: Look) -> list[Figure]:
+    """The joint region from five seeds, and the dash at the held-out loss."""
+    traces = []
+    if has_ellipse(point):
+        traces.append(
+            _line_trace(joint_region(*seed_cloud(point)), {"color": look.color, "width": 0.8})
+            | {"fill": "toself", "opacity": 0.3}
+        )
+    shift = held_out_shift(point)
+    if shift is not None:
+        stem = np.array([[point.speed, point.loss], [point.speed, point.loss + shift]])
+        traces.append(
+            _line_trace(stem, {"color": look.color, "width": 1.2, "dash": "dot"})
+            | {
+                "mode": "lines+markers",
+                "marker": {
+                    "symbol": ["circle", "line-ew"],
+                    "size": [0, 11],
+                    "line": {"color": look.color, "width": 1.5},
+                },
+            }
+        )
+    return traces
 
 
 def _point_traces(point: Point, look: Look) -> list[Figure]:
@@ -182,6 +233,9 @@ def _point_traces(point: Point, look: Look) -> list[Figure]:
             },
         },
         "text": [_hover(point)],
+        "customdata": [{"cell": point.choice.cell.cell_id, "runs": _runs(point.choice.cell)}]
+        if point.choice
+        else [],
         "hovertemplate": "%{text}<extra></extra>",
     }
     for axis, interval in (("error_x", point.speed_interval), ("error_y", point.loss_interval)):
@@ -196,11 +250,18 @@ def _point_traces(point: Point, look: Look) -> list[Figure]:
     return [cloud, mean]
 
 
+def _runs(cell: Cell) -> list[list[str]]:
+    """Seed and replicate of every run behind a mark."""
+    pairs = zip(cell.seeds, cell.replicate_ids, strict=True)
+    return [[str(seed), name] for seed, name in pairs]
+
+
 def _hover(point: Point) -> str:
     choice = point.choice
     rows = [f"<b>{point.arm.label}</b>"]
     if choice:
-        rows.append(f"learning rate {arm_rate(point.arm, choice)}, n = {point.n}")
+        rows.append(f"learning rate {arm_rate(point.arm, choice)}, seeds {_seed_list(point)}")
+        rows.append(f"cell {choice.cell.cell_id}")
         if choice.edge:
             rows.append(choice.edge)
     rows += [
@@ -214,81 +275,8 @@ def _hover(point: Point) -> str:
     return "<br>".join(rows)
 
 
-def _diverged(
-    part: Comparable,
-    palette: Palette,
-    y_limits: tuple[float, float],
-    x_limits: tuple[float, float],
-) -> tuple[list[Figure], list[Figure]]:
-    top = y_limits[1] - 0.015 * (y_limits[1] - y_limits[0])
-    traces, unknown = [], []
-    for point, speed, text in diverged_marks(part):
-        if not x_limits[0] <= speed <= x_limits[1]:
-            unknown.append(text)
-            continue
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers+text",
-                "x": [speed],
-                "y": [top],
-                "text": [text],
-                "textposition": "bottom center",
-                "marker": {
-                    "symbol": "x-thin",
-                    "size": 9,
-                    "line": {"color": palette.look(point.arm).color, "width": 2},
-                },
-                "hovertext": [f"{point.arm.label}: {text.rsplit(' ', 1)[-1]} diverged"],
-                "hoverinfo": "text",
-                "cliponaxis": False,
-            }
-        )
-    notes = []
-    if unknown:
-        more = " …" if len(unknown) > 3 else ""
-        notes.append(_corner(f"× off this axis: {'; '.join(unknown[:3])}{more}", "right"))
-    return traces, notes
-
-
-def _corner(text: str, side: str) -> Figure:
-    return {
-        "text": text,
-        "xref": "paper",
-        "yref": "paper",
-        "x": 0 if side == "left" else 1,
-        "y": 1,
-        "xanchor": side,
-        "yanchor": "bottom",
-        "showarrow": False,
-        "font": {"size": 11, "color": "FAINT"},
-    }
-
-
-def _unigram(part: Comparable, y_limits: tuple[float, float]) -> tuple[list[Figure], list[Figure]]:
-    value = part.unigram_loss_nats
-    if not math.isfinite(value):
-        return [], []
-    if not y_limits[0] <= value <= y_limits[1]:
-        side = "above" if value > y_limits[1] else "below"
-        return [], [_corner(f"unigram cross-entropy {value:.2f} nats, {side} this axis", "left")]
-    line = {
-        "type": "line",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": value,
-        "y1": value,
-        "line": {"color": "FAINT", "width": 1, "dash": "dash"},
-    }
-    note = {
-        "text": f"unigram {value:.2f}",
-        "xref": "paper",
-        "x": 1,
-        "y": value,
-        "xanchor": "right",
-        "yanchor": "bottom",
-        "showarrow": False,
-        "font": {"size": 11, "color": "FAINT"},
-    }
-    return [line], [note]
+def _seed_list(point: Point) -> str:
+    """The seeds behind a mark, the first eight by name."""
+    seeds = point.choice.cell.seeds if point.choice else ()
+    more = f" and {len(seeds) - 8} more" if len(seeds) > 8 else ""
+    return ", ".join(str(seed) for seed in seeds[:8]) + more

@@ -26,7 +26,7 @@ def difference_figure(part: Comparable) -> Figure | None:
             "x": [row.loss_gap],
             "y": [height],
             "marker": {
-                "color": look.color if row.pairs > 1 else "PAPER",
+                "color": "PAPER" if row.is_single else look.color,
                 "symbol": SYMBOLS[look.mark],
                 "size": 9,
                 "line": {"color": look.color, "width": 1.5},

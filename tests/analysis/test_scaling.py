@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import scaling
+from analysis import power_law, scaling
 from analysis.budgets import interpolate_loss, matched_losses
 from analysis.load import load_sweep
 from analysis.next_runs import proposal_sentence, propose
@@ -51,15 +51,15 @@ def test_crossover_ranges_follow_the_seeds():
 
 
 def test_a_power_law_gives_back_its_tokens():
-    law = scaling.PowerLaw(alpha=0.5, decay=0.5, floor=3.0)
+    law = power_law.PowerLaw(alpha=0.5, decay=0.5, floor=3.0)
     assert law.tokens_for(3.25) == pytest.approx(4.0)
     assert law.tokens_for(3.0) is None
     tokens = np.array([1e6, 3e6, 1e7, 3e7, 1e8])
-    fit = scaling.fit_power_law(tokens, 200 * tokens**-0.4 + 2.5)
+    fit = power_law.fit_power_law(tokens, 200 * tokens**-0.4 + 2.5)
     assert fit.decay == pytest.approx(0.4, abs=1e-3)
     assert fit.floor == pytest.approx(2.5, abs=1e-3)
     with pytest.raises(ValueError, match="needs 4 budgets, got 3"):
-        scaling.fit_power_law(tokens[:3], tokens[:3])
+        power_law.fit_power_law(tokens[:3], tokens[:3])
 
 
 @pytest.fixture
