@@ -17,7 +17,7 @@ bench-overhead: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/orchestrator/bench_overhead.py
 
 chaos: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -x tests/orchestrator/test_chaos.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -x tests/orchestrator/test_chaos.py tests/orchestrator/test_interrupts.py
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -143,7 +143,6 @@ def bench_context(results: BenchResults, plan: Plan, lengths: Sequence[int]) -> 
     Raises:
         ConfigError: a length that does not divide a step's tokens, or longer than the data.
     """
-    plan = with_data(plan, results.console)
     configs = []
     for cell in plan.sweep.cells:
         for length in lengths:
@@ -152,6 +151,7 @@ def bench_context(results: BenchResults, plan: Plan, lengths: Sequence[int]) -> 
             except ValueError as error:
                 raise ConfigError(f"length {length}: {error}") from None
             configs.append(({**cell.assignment, "seq_len": length}, config))
+    plan = with_data(plan, results.console)
     results.keep(_time_steps(results, plan, configs))
 
 

@@ -67,6 +67,8 @@ class FakeSweep:
                 env=environment,
                 stdout=said,
                 stderr=subprocess.STDOUT,
+                # A shell that runs the tests in its background has its children ignore Ctrl-C.
+                preexec_fn=_hear_interrupts,
             )
 
     def run(self, *overrides, verb="sweep"):
@@ -205,3 +207,7 @@ def fake(prepared_root, empty_store, tmp_path):
     yield FakeSweep(tmp_path)
     for process in descendants_of(tmp_path):
         process.send_signal(signal.SIGKILL)
+
+
+def _hear_interrupts():
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -29,6 +29,7 @@ def test_ctrl_c_leaves_true_statuses_and_no_worker(fake):
     interrupted(fake, signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_after_sigterm_the_next_call_ends_what_is_left(fake):
     interrupted(fake, signal.SIGTERM)
     fake.write([1e-3], [0, 1])

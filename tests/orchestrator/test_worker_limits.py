@@ -125,7 +125,7 @@ def test_a_journal_that_cannot_be_written_is_no_failure_of_the_trial(scripted, t
 def test_a_disk_that_is_full_for_a_while_loses_only_the_torn_line(tmp_path, monkeypatch):
     path = tmp_path / "attempt-0001.jsonl"
     journal = Journal(path)
-    journal.append({"event": "step", "step": 1})
+    journal.append({"event": "step", "step": 1, "tokens": 512})
     journal.close()
     with path.open("a") as file:  # as much of the next line as there was room for
         file.write('{"time":1,"event":"st')
