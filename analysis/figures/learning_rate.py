@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.markers import CARETUP
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import ScaledTranslation
 
@@ -179,28 +180,24 @@ def _draw_line(axes: Axes, line: list[Cell], look: Look, limits: tuple[float, fl
         rates, means - halves, means + halves, color=look.color, alpha=0.15, linewidth=0
     )
     top = limits[1] - 0.03 * (limits[1] - limits[0])
-    for cell in line:
-        shown = cell.losses <= limits[1]
+    seeds = [(cell.lr, loss) for cell in line for loss in cell.losses if loss <= limits[1]]
+    # One artist for many marks: laying out and saving cost time for each.
+    axes.plot(*_columns(seeds), ".", color=look.color, markersize=3, alpha=0.6)
+    eligible = [cell for cell in line if cell.is_eligible]
+    high = [(cell.lr, top) for cell in eligible if cell.mean_loss > limits[1]]
+    axes.plot(*_columns(high), marker=CARETUP, linestyle="", color=look.color, markersize=5)
+    shown = [cell for cell in eligible if cell.mean_loss <= limits[1]]
+    for is_single in (False, True):
+        places = [(cell.lr, cell.mean_loss) for cell in shown if (cell.n == 1) == is_single]
         axes.plot(
-            np.full(int(shown.sum()), cell.lr),
-            cell.losses[shown],
-            ".",
+            *_columns(places),
+            look.mark,
             color=look.color,
-            markersize=3,
-            alpha=0.6,
+            markersize=4.5,
+            markerfacecolor="white" if is_single else look.color,
+            zorder=3,
         )
-        if cell.is_eligible and cell.mean_loss > limits[1]:
-            axes.plot(cell.lr, top, 6, color=look.color, markersize=5)
-        elif cell.is_eligible:
-            axes.plot(
-                cell.lr,
-                cell.mean_loss,
-                look.mark,
-                color=look.color,
-                markersize=4.5,
-                markerfacecolor="white" if cell.n == 1 else look.color,
-                zorder=3,
-            )
+    for cell in line:
         if cell.num_diverged:
             axes.plot(cell.lr, top, "x", color=look.color, markersize=5, zorder=4)
             axes.annotate(
@@ -213,6 +210,10 @@ def _draw_line(axes: Axes, line: list[Cell], look: Look, limits: tuple[float, fl
                 fontsize=7,
                 color=look.color,
             )
+
+
+def _columns(places: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in places], [y for _, y in places]
 
 
 def _half_width(cell: Cell) -> float:

@@ -82,10 +82,15 @@ def draw_relative(
         ratios += [float(value) for value in x]
         shown = np.where(rise <= MAX_RISE_NATS, rise, math.nan)
         axes.plot(x, shown, color=look.color, linestyle=look.line, linewidth=1.2)
-        for ratio, value, n in zip(x, shown, seeds, strict=True):
-            face = "white" if n == 1 else look.color
+        for is_single in (False, True):
+            own = (seeds == 1) == is_single
             axes.plot(
-                ratio, value, look.mark, color=look.color, markersize=3.5, markerfacecolor=face
+                x[own],
+                shown[own],
+                look.mark,
+                color=look.color,
+                markersize=3.5,
+                markerfacecolor="white" if is_single else look.color,
             )
     axes.axhline(TOLERANCE_NATS, color=FAINT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
     axes.set_xlim(min(ratios) / 1.4, max(ratios) * 1.4)

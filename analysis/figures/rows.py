@@ -77,7 +77,7 @@ def _draw_row(axes: Axes, height: int, row: ArmDifference, palette: Palette) -> 
 
 
 def _write(axes: Axes, height: float, texts: tuple[str, str, str], color: str) -> None:
-    for x, text in zip((0.0, 0.38, 0.8), texts, strict=True):
+    for x, text in zip((0.0, 0.43, 0.83), texts, strict=True):
         axes.text(
             x,
             height,

@@ -147,7 +147,8 @@ def _draw_times(axes: Axes, families: tuple[Family, ...], looks: dict[str, Look]
         look = looks[family.label]
         _draw_line(axes, family, family.seconds, look)
         per_seed = family.lengths[:, None] / family.speeds
-        for seed in range(per_seed.shape[1]):
+        # A lone seed is the line itself.
+        for seed in range(per_seed.shape[1] if per_seed.shape[1] > 1 else 0):
             axes.plot(family.lengths, per_seed[:, seed], ".", color=look.color, markersize=2.5)
         _draw_out_of_memory(axes, family, look)
     _draw_guides(axes, families)

@@ -16,6 +16,7 @@ import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from analysis.arms import Arm
@@ -173,7 +174,7 @@ def house_style() -> Iterator[None]:
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches, bound to no window."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     return figure
 
@@ -206,17 +207,25 @@ def byte_ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def freeze(figure: Figure) -> None:
-    """Lays the figure out once and for all; saving then moves nothing and is quicker."""
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.execute(figure)
-    figure.set_layout_engine("none")
+    """Lays a finished figure out, once and for all.
+
+    A figure that owned the engine would be laid out and drawn once more for each file it is saved
+    to, which takes as long as the saving.
+    """
+    ConstrainedLayoutEngine().execute(figure)
 
 
 def png_bytes(figure: Figure, source: str, dpi: int = PNG_DPI) -> bytes:
     """The figure as PNG; `source` says in its metadata what it was made from."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None, "Source": source})
+    figure.savefig(
+        buffer,
+        format="png",
+        dpi=dpi,
+        metadata={"Software": None, "Source": source},
+        # Three quarters of the time that level 6 takes, for a tenth more bytes.
+        pil_kwargs={"compress_level": 3},
+    )
     return buffer.getvalue()
 
 

@@ -132,9 +132,10 @@ def test_one_seed_among_three_breaks_the_band_and_is_hollow(made, tmp_path):
     part = make_part(made, tmp_path, rows)
     axes = draw_learning_rates(part)[0].figure.axes[0]
     faces = {
-        float(line.get_xdata()[0]): line.get_markerfacecolor()
+        float(x): line.get_markerfacecolor()
         for line in axes.lines
-        if line.get_marker() == "o" and len(line.get_xdata()) == 1
+        if line.get_marker() == "o" and line.get_linestyle() == "None"
+        for x in line.get_xdata()
     }
     assert faces[3e-3] == "white"
     assert faces[1e-3] != "white"
