@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.channel_delta_forward import channel_delta_prepare_kernel, channel_delta_scan_kernel
 from kernels.channel_delta_plan import Call
 from kernels.intervals import LEVELS, ONE_CUT_TOTALS, interval_masks
+from kernels.launcher import launch_kernel
 from kernels.segments import join_segments
 from kernels.tiles import CHUNK
 
@@ -193,7 +194,9 @@ def _prepare(call: Call, inputs: Inputs, made: Prepared) -> None:
     del written["chunk_state"], written["transition"]
     arguments = per_channel(call, inputs) | written
     del arguments["V"], arguments["tokens"]
-    channel_delta_prepare_kernel[(call.chunks.num_chunks * call.HV,)](
+    launch_kernel(
+        channel_delta_prepare_kernel,
+        call.chunks.num_chunks * call.HV,
         **arguments,
         BK=call.tiles.prepare_key,
         num_warps=call.tiles.prepare_warps,
@@ -217,7 +220,9 @@ def _scan(
     read = made._asdict()
     del read["q_norm"], read["k_norm"]
     columns = call.tiles_v + (-(-call.K // call.tiles.value) if summary else 0)
-    channel_delta_scan_kernel[(call.chunks.count * call.segments * call.HV * columns,)](
+    launch_kernel(
+        channel_delta_scan_kernel,
+        call.chunks.count * call.segments * call.HV * columns,
         **located(call),
         **scan_tiles(call),
         **read,

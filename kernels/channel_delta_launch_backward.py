@@ -22,6 +22,7 @@ from kernels.channel_delta_launch import (
     scan_tiles,
 )
 from kernels.channel_delta_plan import Call
+from kernels.launcher import launch_kernel
 from kernels.segments import join_segments
 from kernels.tiles import CHUNK
 
@@ -130,9 +131,9 @@ def _reverse_scan(
     d_chunk_state: Tensor | None = None,
 ) -> None:
     """The reverse scan; a summary of each segment where `d_solved` isn't asked for."""
-    channel_delta_reverse_scan_kernel[
-        (call.chunks.count * call.segments * call.HV * call.tiles_v,)
-    ](
+    launch_kernel(
+        channel_delta_reverse_scan_kernel,
+        call.chunks.count * call.segments * call.HV * call.tiles_v,
         **located(call),
         **scan_tiles(call),
         q_read=made.q_read,
@@ -162,7 +163,9 @@ def _value_grads(
     grads = ValueGrads(
         v.new_empty(v.shape), d_write, v.new_empty(pairs), v.new_empty(pairs), *rows.unbind()
     )
-    channel_delta_value_grads_kernel[(call.chunks.num_chunks * call.HV,)](
+    launch_kernel(
+        channel_delta_value_grads_kernel,
+        call.chunks.num_chunks * call.HV,
         **per_chunk(call),
         **grads._asdict(),
         **tensors,
@@ -193,7 +196,9 @@ def _key_grads(
     read = values._asdict()
     del read["d_v"], read["d_write"]
     for one_cut in (True, False):
-        channel_delta_key_grads_kernel[(call.chunks.num_chunks * call.HV * call.tiles_k,)](
+        launch_kernel(
+            channel_delta_key_grads_kernel,
+            call.chunks.num_chunks * call.HV * call.tiles_k,
             **per_channel(call, inputs),
             **read,
             **tensors,

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launcher import launch_kernel
 from kernels.tiles import device_of
 
 BLOCK_V = 32
@@ -153,7 +154,9 @@ def _launch(
     new_key_sum = state.new_empty((0,) if key_sum is None else key_sum.shape)
     num_programs = B * HV * -(-V // BLOCK_V)  # `triton.cdiv` costs the host as much as a launch
     with device_of(v):
-        recurrent_kernel[(num_programs,)](
+        launch_kernel(
+            recurrent_kernel,
+            num_programs,
             q=q,
             k=k,
             v=v,

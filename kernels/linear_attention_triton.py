@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.launcher import launch_kernel
 from kernels.linear_attention_scan import (
     feature_map_kernel,
     linear_attention_denominator_bwd_kernel,
@@ -125,8 +126,14 @@ def _forward(
     with device_of(q):
         if elu1:
             for x, image in zip((q, k), images, strict=True):
-                feature_map_kernel[(-(-x.numel() // 4096),)](
-                    x=x, image=image, size=x.numel(), BLOCK=4096, num_warps=4
+                launch_kernel(
+                    feature_map_kernel,
+                    -(-x.numel() // 4096),
+                    x=x,
+                    image=image,
+                    size=x.numel(),
+                    BLOCK=4096,
+                    num_warps=4,
                 )
             q, k = images
         if segments > 1:
@@ -255,7 +262,9 @@ class _Options:
         K, V = k.shape[-1], v.shape[-1]
         tile = scan_tile(K, V, q.dtype)
         blocks = -(-V // tile.block_v)
-        linear_attention_scan_kernel[(self.sequences.count * self.segments * self.HV * blocks,)](
+        launch_kernel(
+            linear_attention_scan_kernel,
+            self.sequences.count * self.segments * self.HV * blocks,
             q=q,
             k=k,
             v=v,
@@ -390,7 +399,9 @@ def _launch_denominator(
     # About 4096 numbers a program, 32 a thread.
     block_r = max(1, 4096 // block_v)
     num_rows = denominator.numel()
-    linear_attention_denominator_bwd_kernel[(-(-num_rows // block_r),)](
+    launch_kernel(
+        linear_attention_denominator_bwd_kernel,
+        -(-num_rows // block_r),
         out=out,
         d_out=d_out,
         denominator=denominator,

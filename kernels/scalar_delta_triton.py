@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.launcher import launch_kernel
 from kernels.scalar_delta_backward import (
     scalar_delta_pairs_bwd_kernel,
     scalar_delta_state_bwd_kernel,
@@ -157,7 +158,9 @@ def _forward(
     }
     blocks = -(-V // tile.block_v)
     with device_of(q):
-        scalar_delta_prepare_kernel[(chunks.num_chunks * HV,)](
+        launch_kernel(
+            scalar_delta_prepare_kernel,
+            chunks.num_chunks * HV,
             q=q,
             k=k,
             log_decay=log_decay,
@@ -184,7 +187,9 @@ def _forward(
         if segments > 1:
             local_end = v.new_empty((chunks.count, segments, HV, K, V), dtype=torch.float32)
             columns = blocks + -(-K // tile.block_v)
-            scalar_delta_segment_fwd_kernel[(chunks.count * segments * HV * columns,)](
+            launch_kernel(
+                scalar_delta_segment_fwd_kernel,
+                chunks.count * segments * HV * columns,
                 k=k,
                 v=v,
                 chunk_decay=chunk_decay,
@@ -196,7 +201,9 @@ def _forward(
             )
             start = torch.empty_like(local_end)
             join_segments(local_end, transition, initial_state, start)
-        scalar_delta_fwd_kernel[(chunks.count * segments * HV * blocks,)](
+        launch_kernel(
+            scalar_delta_fwd_kernel,
+            chunks.count * segments * HV * blocks,
             q=q,
             k=k,
             v=v,
@@ -348,12 +355,14 @@ def _gradients(
         "num_warps": tile.warps,
         **residual_gradient,
     }
-    grid = (chunks.count * segments * HV * -(-V // tile.block_v),)
+    num_programs = chunks.count * segments * HV * -(-V // tile.block_v)
     with device_of(q):
         start = d_final
         if segments > 1:
             local_end = v.new_empty((chunks.count, segments, HV, K, V), dtype=torch.float32)
-            scalar_delta_state_bwd_kernel[grid](
+            launch_kernel(
+                scalar_delta_state_bwd_kernel,
+                num_programs,
                 start=None,
                 end=local_end,
                 HAS_START=False,
@@ -364,7 +373,9 @@ def _gradients(
             )
             start = torch.empty_like(local_end)
             join_segments(local_end, transition, d_final, start, reverse=True)
-        scalar_delta_state_bwd_kernel[grid](
+        launch_kernel(
+            scalar_delta_state_bwd_kernel,
+            num_programs,
             start=start,
             end=d_initial,
             HAS_START=start is not None,
@@ -389,7 +400,9 @@ def _gradients(
             "NORMALIZE": normalize,
         }
         tile = pairs_tile(K, V, q.dtype)
-        scalar_delta_pairs_bwd_kernel[(chunks.num_chunks * HV,)](
+        launch_kernel(
+            scalar_delta_pairs_bwd_kernel,
+            chunks.num_chunks * HV,
             v=v,
             out=out,
             log_decay=log_decay,
@@ -406,7 +419,9 @@ def _gradients(
             **residual_gradient,
         )
         tile = token_tile(K, V, q.dtype)
-        scalar_delta_token_bwd_kernel[(chunks.num_chunks * HV,)](
+        launch_kernel(
+            scalar_delta_token_bwd_kernel,
+            chunks.num_chunks * HV,
             key_factor=key,
             states=states,
             d_q=d_q,

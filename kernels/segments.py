@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launcher import launch_kernel
 from kernels.tiles import power_of_two
 
 
@@ -93,7 +94,9 @@ def join_segments(
     """
     count, segments, HV, K, V = local_end.shape
     block_v = min(64, power_of_two(V))
-    join_segments_kernel[(count * HV * -(-V // block_v),)](
+    launch_kernel(
+        join_segments_kernel,
+        count * HV * -(-V // block_v),
         local_end=local_end,
         transition=transition,
         initial=initial,
