@@ -46,12 +46,12 @@ def _slices(x: Tensor, weight: Tensor, slice_rows: int | None) -> list[slice]:
     return [slice(start, min(start + rows, len(x))) for start in range(0, len(x), rows)]
 
 
-def _log_probabilities(
-    x: Tensor, weight: Tensor, targets: Tensor, held: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Losses `[n]` and log probabilities `[n, vocab]` of a few rows.
+def _losses(x: Tensor, weight: Tensor, targets: Tensor, held: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses `[n]` and probabilities `[n, vocab]` of a few rows.
 
-    The product is in the inputs' dtype, all else in float32 (float64 for float64 inputs).
+    The product is in the inputs' dtype, all else in float32 (float64 for float64 inputs). With the
+    largest logit m of a row, whose probability is p_m, log Σ exp(logits) is m − log p_m, and p_m is
+    at least 1 / vocab: so one pass of exponentials serves value and gradient, and no digits go.
 
     Args:
         x: of the rows.
@@ -59,13 +59,13 @@ def _log_probabilities(
         targets: of the rows.
         held: memory for the product, overwritten, at least n rows.
     """
-    product = torch.mm(x, weight.T, out=held[: len(x)])
-    logits = product.to(state_dtype(x.dtype))
-    # On a CPU torch goes through a row twice before it writes it, so that a row may be overwritten,
-    # and a second tile would push the first out of the cache.
+    logits = torch.mm(x, weight.T, out=held[: len(x)]).to(state_dtype(x.dtype))
+    peak, at_target = logits.amax(1), logits.gather(1, targets[:, None])[:, 0]
+    # On a CPU torch goes through a row before it writes it, so that a row may be overwritten, and a
+    # second tile would push the first out of the cache.
     out = logits if logits.device.type == "cpu" else None
-    log_probabilities = torch.log_softmax(logits, 1, out=out)
-    return -log_probabilities.gather(1, targets[:, None])[:, 0], log_probabilities
+    probabilities = torch.softmax(logits, 1, out=out)
+    return peak - probabilities.amax(1).log() - at_target, probabilities
 
 
 def _held(x: Tensor, weight: Tensor, slices: list[slice]) -> Tensor:
@@ -73,11 +73,10 @@ def _held(x: Tensor, weight: Tensor, slices: list[slice]) -> Tensor:
     return x.new_empty(slices[0].stop - slices[0].start, len(weight))
 
 
-def _to_logit_gradient(log_probabilities: Tensor, targets: Tensor) -> Tensor:
-    """Writes softmax − onehot over the log probabilities."""
-    gradient = log_probabilities.exp_()
-    gradient[torch.arange(len(targets), device=targets.device), targets] -= 1
-    return gradient
+def _to_logit_gradient(probabilities: Tensor, targets: Tensor) -> Tensor:
+    """Subtracts onehot from the probabilities, in place."""
+    minus = probabilities.new_full((len(targets), 1), -1.0)
+    return probabilities.scatter_add_(1, targets[:, None], minus)
 
 
 def _add_gradients(
@@ -86,18 +85,25 @@ def _add_gradients(
     weight: Tensor,
     rows: slice,
     d_x: Tensor | None,
-    d_weight: Tensor | None,
+    d_weight_T: Tensor | None,
 ) -> None:
-    """Writes the rows' part of d_x, and adds theirs to the wide sum d_weight, where wanted."""
+    """Writes the rows' part of d_x, and adds theirs to the wide sum d_weightᵀ, where wanted."""
     narrow = d_logits.to(x.dtype)
     if d_x is not None:
         torch.mm(narrow, weight, out=d_x[rows])
-    if d_weight is None:
+    if d_weight_T is None:
         return
-    if d_weight.dtype == x.dtype:
-        d_weight.addmm_(narrow.T, x[rows])
+    # Long rows on the left of few columns would take a third more time.
+    x_T = x[rows].T.contiguous()
+    if d_weight_T.dtype == x.dtype:
+        d_weight_T.addmm_(x_T, narrow)
     else:
-        d_weight += narrow.T @ x[rows]
+        d_weight_T += x_T @ narrow
+
+
+def _zero_gradient(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """d_weightᵀ before any row."""
+    return weight.new_zeros(weight.shape[::-1], dtype=dtype)
 
 
 class _MeanLoss(torch.autograd.Function):
@@ -115,27 +121,28 @@ class _MeanLoss(torch.autograd.Function):
         needs_x, needs_weight = (grad_enabled and needed for needed in ctx.needs_input_grad[:2])
         dtype = state_dtype(x.dtype)
         d_x = torch.empty_like(x) if needs_x else None
-        d_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
+        d_weight_T = _zero_gradient(weight, dtype) if needs_weight else None
         total = torch.zeros((), dtype=dtype, device=x.device)
         held = _held(x, weight, slices)
         for rows in slices:
-            losses, log_probabilities = _log_probabilities(x[rows], weight, targets[rows], held)
+            losses, probabilities = _losses(x[rows], weight, targets[rows], held)
             total += losses.sum()
             if needs_x or needs_weight:
-                d_logits = _to_logit_gradient(log_probabilities, targets[rows])
-                _add_gradients(d_logits, x, weight, rows, d_x, d_weight)
-        ctx.save_for_backward(d_x, d_weight)
+                d_logits = _to_logit_gradient(probabilities, targets[rows])
+                _add_gradients(d_logits, x, weight, rows, d_x, d_weight_T)
+        ctx.save_for_backward(d_x, d_weight_T)
         ctx.weight_dtype, ctx.num_rows = weight.dtype, len(x)
         return total / len(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
-        d_x, d_weight = ctx.saved_tensors
+        d_x, d_weight_T = ctx.saved_tensors
         if d_x is not None:
             d_x = (d_x * (d_loss / ctx.num_rows)).to(d_x.dtype)
-        if d_weight is not None:
-            d_weight = (d_weight * (d_loss / ctx.num_rows)).to(ctx.weight_dtype)
+        d_weight = None
+        if d_weight_T is not None:
+            d_weight = (d_weight_T.T * (d_loss / ctx.num_rows)).to(ctx.weight_dtype)
         return d_x, d_weight, None, None, None
 
 
@@ -149,9 +156,7 @@ class _TokenLosses(torch.autograd.Function):
         ctx.save_for_backward(x, weight, targets)
         ctx.slices = slices
         held = _held(x, weight, slices)
-        return torch.cat(
-            [_log_probabilities(x[rows], weight, targets[rows], held)[0] for rows in slices]
-        )
+        return torch.cat([_losses(x[rows], weight, targets[rows], held)[0] for rows in slices])
 
     @staticmethod
     @once_differentiable
@@ -159,14 +164,14 @@ class _TokenLosses(torch.autograd.Function):
         x, weight, targets = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         d_x = torch.empty_like(x) if needs_x else None
-        d_weight = torch.zeros_like(weight, dtype=d_losses.dtype) if needs_weight else None
+        d_weight_T = _zero_gradient(weight, d_losses.dtype) if needs_weight else None
         held = _held(x, weight, ctx.slices)
         for rows in ctx.slices:
-            _, log_probabilities = _log_probabilities(x[rows], weight, targets[rows], held)
-            d_logits = _to_logit_gradient(log_probabilities, targets[rows])
+            _, probabilities = _losses(x[rows], weight, targets[rows], held)
+            d_logits = _to_logit_gradient(probabilities, targets[rows])
             d_logits.mul_(d_losses[rows, None])
-            _add_gradients(d_logits, x, weight, rows, d_x, d_weight)
-        return d_x, None if d_weight is None else d_weight.to(weight.dtype), None, None
+            _add_gradients(d_logits, x, weight, rows, d_x, d_weight_T)
+        return d_x, None if d_weight_T is None else d_weight_T.T.to(weight.dtype), None, None
 
 
 def linear_cross_entropy(

@@ -61,7 +61,7 @@ class TrialRecord:
         params_total: all parameters.
         params_non_embedding: parameters without embedding and head.
         flops_per_token: training FLOPs per token, forward and backward.
-        init_loss_nats: evaluation loss before the first step.
+        init_loss_nats: loss before the first step, on a few validation windows.
         val_loss_nats: mean loss on the fixed evaluation set after the last step.
         val_loss_se: standard error of `val_loss_nats` over evaluation windows.
         val_bits_per_byte: the same loss in bits per byte of text.

@@ -54,7 +54,7 @@ class TrialOutcome:
         diverged_because: what showed the divergence, in words.
         steps: optimizer steps done.
         tokens: training tokens seen.
-        init_loss_nats: evaluation loss before the first step.
+        init_loss_nats: loss before the first step, on a few validation windows.
         val_loss_nats: evaluation loss after the last step of a completed trial.
         val_loss_se: its standard error over windows.
         val_bits_per_byte: the same in bits per byte.
@@ -98,7 +98,7 @@ class _Progress:
     """What a trial carries from step to step, and across attempts.
 
     Attributes:
-        init_loss_nats: evaluation loss before the first step.
+        init_loss_nats: loss before the first step, on a few validation windows.
         steps: optimizer steps done.
         training_seconds: of those steps.
         earlier_wall_seconds: of earlier attempts, up to their checkpoint.
@@ -231,7 +231,7 @@ def _begin(session: Session, checkpoint_folder: Path | None) -> _Progress:
         checkpoint = load_newest(checkpoint_folder, _identity(session))
         if checkpoint is not None:
             return _restore(session, checkpoint)
-    return _Progress(init_loss_nats=session.evaluate().loss_nats)
+    return _Progress(init_loss_nats=session.evaluate_start().loss_nats)
 
 
 def _restore(session: Session, checkpoint: Checkpoint) -> _Progress:

@@ -21,7 +21,7 @@ from orchestrator.training.ranks import ALONE, Ranks
 from orchestrator.training.runtime import Runtime
 from orchestrator.training.session import Session, open_session
 
-OPTIMIZER_STEPS = 10
+OPTIMIZER_STEPS = 5
 """Most repetitions of the optimizer's step alone; it varies little."""
 
 

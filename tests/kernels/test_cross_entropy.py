@@ -92,13 +92,13 @@ def test_the_logits_of_all_tokens_are_never_held(
 ) -> None:
     x, weight, targets = draw(N=64)
     rows: list[int] = []
-    log_probabilities = cross_entropy._log_probabilities
+    log_probabilities = cross_entropy._losses
 
     def counted(x: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
         rows.append(len(x))
         return log_probabilities(x, *rest)
 
-    monkeypatch.setattr(cross_entropy, "_log_probabilities", counted)
+    monkeypatch.setattr(cross_entropy, "_losses", counted)
     monkeypatch.setitem(cross_entropy.LOGITS_PER_SLICE, "cpu", 10 * 37 + 5)
     leaves = [x.requires_grad_(), weight.requires_grad_()]
     loss = linear_cross_entropy(x, weight, targets, reduction=reduction).mean()
