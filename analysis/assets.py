@@ -141,7 +141,7 @@ SCRIPT = """
     Plotly.relayout(plot, {annotations: fixed.concat(own)})
       .then(function () { plot._placing = false; });
   }
-  // A click on a mark writes its runs under the figure, with links where their folders are near.
+  // A click on a mark writes its runs under the figure, with links to their folders and to MLflow.
   function detail(plot, figure) {
     var box = document.getElementById(plot.id + "-detail");
     if (!box) { return; }
@@ -154,6 +154,14 @@ SCRIPT = """
         if (figure.links) { item.href = figure.links + "/" + encodeURIComponent(run[1]) + "/"; }
         item.textContent = "seed " + run[0] + " (" + run[1] + ")";
         box.append(index ? ", " : "", item);
+        if (run[2]) {
+          var page = document.createElement("a");
+          page.href = run[2];
+          page.target = "_blank";
+          page.rel = "noopener";
+          page.textContent = "MLflow";
+          box.append(" · ", page);
+        }
       });
     });
   }

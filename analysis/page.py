@@ -34,6 +34,7 @@ from analysis.rendering import (
     main_rows,
     routing_rows,
 )
+from analysis.run_links import RunLinks
 from analysis.scaling import build_families
 from analysis.study import Comparable, Study
 from analysis.tradeoffs import trade_offs
@@ -54,7 +55,7 @@ def html_page(
     study: Study,
     provenance: Sequence[tuple[str, str]],
     findings: Sequence[str],
-    links: str = "",
+    links: RunLinks | None = None,
 ) -> str:
     """The page as text.
 
@@ -62,8 +63,9 @@ def html_page(
         study: the numbers.
         provenance: rows of name and value.
         findings: sentences that the report concludes.
-        links: path from the page to the folder with one folder per replicate; empty without one.
+        links: where the runs can be looked at.
     """
+    links = links or RunLinks()
     figures: dict[str, Any] = {}
     body = [_head(study)]
     for number, part in enumerate(study.comparables):
@@ -115,7 +117,7 @@ def _head(study: Study) -> str:
     return "\n".join([*lines, _list(study.sweep.notes), "</header>"])
 
 
-def _part(part: Comparable, key: str, figures: dict[str, Any], links: str) -> list[str]:
+def _part(part: Comparable, key: str, figures: dict[str, Any], links: RunLinks) -> list[str]:
     suffix = f" · {part.name}" if part.name else ""
     sections = []
     facts = f'<p class="facts">{html.escape(part.facts)}</p>' if part.facts else ""

@@ -1,6 +1,5 @@
 """Writes a sweep's report: pages, figures, tables and claims, the same bytes every time."""
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from analysis.load import load_sweep
 from analysis.markdown import findings, markdown_page, provenance
 from analysis.page import html_page
 from analysis.rendering import MAIN_HEADER, latex_table, main_rows
+from analysis.run_links import find_run_links
 from analysis.study import Settings, Study, analyse
 
 
@@ -69,9 +69,8 @@ def write_report(
     texts["tables/main.tex"] = _latex(study)
     texts["claims.json"] = claims_text(study)
     texts["report.md"] = markdown_page(study)
-    texts["index.html"] = html_page(
-        study, provenance(study), findings(study), _links(folder, place)
-    )
+    links = find_run_links(folder, place)
+    texts["index.html"] = html_page(study, provenance(study), findings(study), links)
     contents |= {name: text.encode("utf-8") for name, text in texts.items()}
     return ReportResult(
         folder=place,
@@ -79,14 +78,6 @@ def write_report(
         headline=headline(study),
         study=study,
     )
-
-
-def _links(folder: Path, place: Path) -> str:
-    """Path from the report to the folders of the replicates; empty where there are none."""
-    replicates = folder / "replicates"
-    if not replicates.is_dir():
-        return ""
-    return Path(os.path.relpath(replicates.resolve(), place.resolve())).as_posix()
 
 
 def _with_words(settings: Settings, title: str | None, context: dict[str, str] | None) -> Settings:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import ConfigError, LedgerError
+from orchestrator.store_uri import UI_PORT
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "status":
             verb.add_argument("--json", action="store_true", help="one object with `replicates`")
     ui = verbs.add_parser("ui", help="the MLflow UI on the embedded store", parents=[common])
-    ui.add_argument("--port", type=int, default=5000)
+    ui.add_argument("--port", type=int, default=UI_PORT)
     ui.set_defaults(run=_ui)
     doctor = verbs.add_parser("doctor", help="is this machine fit to run?", parents=[common])
     doctor.add_argument("--json", action="store_true", help="one JSON object with `checks`")

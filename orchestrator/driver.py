@@ -174,6 +174,7 @@ class _Call:
             self._console.print(line, markup=False)
         for sentence in plan.ledger.damages(plan.states):
             self._console.print(sentence, markup=False)
+        progress.write_links()
         metrics, files = report(plan.ledger, self._console)
         spec = spec_json(plan, self._provenance)
         if progress.close("FINISHED", metrics, _note(plan), files):
@@ -245,6 +246,15 @@ class _Progress:
                 self.watch.update(states)
             while not self._show(self._plan.desired, states) and time.monotonic() < deadline:
                 time.sleep(MLFLOW_PAUSE_SECONDS)
+
+    def write_links(self) -> None:
+        """Note where MLflow shows each replicate, for the report; left as it was without MLflow."""
+        from orchestrator.tracking import TrackingError
+
+        try:
+            self._view.write_links(self._plan.ledger)
+        except TrackingError as error:
+            self._say_behind(str(error))
 
     def close(self, status: str, metrics: dict[str, float], note: str, files: list[Path]) -> bool:
         """End the sweep's own run; whether MLflow then shows everything."""
@@ -424,6 +434,7 @@ def rebuild(root: Path, sweep: str, provenance: Provenance, console: Console) ->
         params = {"purpose": spec["purpose"], "match": spec["match"], "device": spec["device"]}
         view.open(params | spec["base"], provenance)
         view.sync(ledger, records, states, provenance)
+        view.write_links(ledger)
         metrics, files = report(ledger, console)
         view.attach(ledger.folder, files)
         view.close("FINISHED", metrics, f"Sweep **{sweep}**, made again from its journals.")
@@ -448,7 +459,10 @@ def report_again(root: Path, sweep: str, console: Console) -> int:
     ledger = Ledger(root, sweep)
     spec = ledger.spec()
     view = MlflowView(tracking_uri(spec["tracking"]["uri"], root), root, sweep)
+    has_runs = view.find_parent()
+    if has_runs:
+        view.write_links(ledger)
     _, files = report(ledger, console)
-    if view.find_parent():
+    if has_runs:
         view.attach(ledger.folder, files)
     return EXIT_DONE

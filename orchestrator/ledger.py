@@ -7,6 +7,7 @@
     SWEEP/replicates/ID/attempt-0001.jsonl        one try at the loss trial, event by event
     SWEEP/replicates/ID/speed-0001.jsonl          one try at the speed measurement
     SWEEP/trials.parquet  curves.parquet          compaction, written atomically
+    SWEEP/mlflow.json                             where MLflow shows each replicate, for links
 
 The journals (`orchestrator.journal`) are the record; Parquet and MLflow are made from them.
 """

@@ -6,6 +6,9 @@ from urllib.parse import urlsplit
 
 from orchestrator.errors import ConfigError
 
+UI_PORT = 5000
+"""Where `ui` serves the embedded store unless told otherwise."""
+
 
 def tracking_uri(asked: str | None, root: Path) -> str:
     """The absolute URI of the store; relative SQLite paths start from the root.
@@ -31,6 +34,14 @@ def tracking_uri(asked: str | None, root: Path) -> str:
             "https or a database URI"
         )
     return asked
+
+
+def ui_address(uri: str) -> str:
+    """Where a store's runs are seen: at a tracking server itself, else where `ui` serves them."""
+    parts = urlsplit(uri)
+    if parts.scheme in ("http", "https"):
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+    return f"http://127.0.0.1:{UI_PORT}"
 
 
 PASSWORD = re.compile(r"(://[^\s:/@]*):[^\s/]*@")

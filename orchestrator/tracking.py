@@ -32,10 +32,10 @@ from orchestrator.errors import ConfigError, LedgerError
 from orchestrator.failures import mlflow_status
 from orchestrator.journal import read_events
 from orchestrator.leases import waiting_lock
-from orchestrator.ledger import Ledger, ReplicateState
+from orchestrator.ledger import Ledger, ReplicateState, write_atomically
 from orchestrator.provenance import Provenance
 from orchestrator.records import TrialRecord
-from orchestrator.store_uri import tracking_uri, without_secret
+from orchestrator.store_uri import tracking_uri, ui_address, without_secret
 
 CURVE_METRICS = ("tokens", "train_loss_nats", "grad_norm", "lr", "val_loss_nats")
 FINAL_METRICS = (
@@ -101,6 +101,7 @@ class MlflowView:
 
     def __init__(self, uri: str, root: Path, sweep: str) -> None:
         self._sweep = sweep
+        self._address = ui_address(uri)
         root.mkdir(parents=True, exist_ok=True)
         # Processes that make or migrate an SQLite store at the same time break it.
         with waiting_lock(root / "mlflow.lock"):
@@ -180,6 +181,22 @@ class MlflowView:
             if not state.attempts or self._synced.get(name) == _signature(state):
                 continue
             self._sync_one(ledger, ledger.record(planned, state), state, provenance)
+
+    @_reaching_the_store
+    def write_links(self, ledger: Ledger) -> None:
+        """Write the sweep's `mlflow.json`: where each replicate's run is seen.
+
+        Ids of runs are the store's own and new in a store that is made again, so they are no part
+        of the records; reports link to them.
+        """
+        if not self._is_known:
+            self._find_runs()
+        page = f"{self._address}/#/experiments/{self._experiment}/runs"
+        links = {
+            "sweep": f"{page}/{self._parent_id}",
+            "replicates": {name: f"{page}/{run_id}" for name, run_id in sorted(self._runs.items())},
+        }
+        write_atomically(ledger.folder / "mlflow.json", json.dumps(links, indent=1))
 
     @_reaching_the_store
     def close(self, status: str, metrics: dict[str, float], note: str) -> None:

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 
-from analysis.arms import Cell
 from analysis.figures.pareto import ATTAINMENT_LINES
 from analysis.figures.pareto_marks import other_cells
 from analysis.figures.pareto_parts import (
@@ -22,19 +21,21 @@ from analysis.front import Point, measured_seeds, seed_points
 from analysis.interactive.marks import SYMBOLS, Figure, rounded
 from analysis.interactive.pareto_notes import diverged_traces, unigram_notes
 from analysis.pareto import attainment_surface, staircase
+from analysis.run_links import RunLinks
 from analysis.samples import joint_region
 from analysis.stats import Array
 from analysis.study import Comparable
 from analysis.wording import BAR_SEEDS, arm_rate, count_text, loss_text, rate_text, share_text
 
 
-def pareto_figure(part: Comparable, links: str = "") -> Figure | None:
+def pareto_figure(part: Comparable, links: RunLinks | None = None) -> Figure | None:
     """Loss against throughput; none where no arm has both.
 
     Args:
         part: the comparison.
-        links: path to the folder with one folder per replicate, where a click on a mark leads.
+        links: where a click on a mark leads.
     """
+    links = links or RunLinks()
     drawn = part.drawn
     if not drawn:
         return None
@@ -43,10 +44,10 @@ def pareto_figure(part: Comparable, links: str = "") -> Figure | None:
     detailed, dots = split_by_detail(part)
     traces = [*_band_traces(part), _other_rates(detailed, palette), _front_trace(drawn)]
     if dots:
-        traces.append(_dots(dots, palette))
+        traces.append(_dots(dots, palette, links))
     for point in detailed:
         look = palette.look(point.arm)
-        traces += [*_doubt_traces(point, look), *_point_traces(point, look)]
+        traces += [*_doubt_traces(point, look), *_point_traces(point, look, links)]
     crosses, texts = diverged_traces(part, palette, y_limits, x_limits)
     shapes, notes = unigram_notes(part, y_limits)
     labels = [
@@ -77,7 +78,7 @@ def pareto_figure(part: Comparable, links: str = "") -> Figure | None:
         },
         "labels": labels,
         "lines": _lines(drawn, detailed),
-        "links": links,
+        "links": links.folders,
     }
 
 
@@ -89,7 +90,7 @@ def _inks(look: Look) -> list[str]:
     return [readable(look.color), readable(look.color, DARK_PAPER)]
 
 
-def _dots(points: tuple[Point, ...], palette: Palette) -> Figure:
+def _dots(points: tuple[Point, ...], palette: Palette, links: RunLinks) -> Figure:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -100,7 +101,8 @@ def _dots(points: tuple[Point, ...], palette: Palette) -> Figure:
             "size": 5,
             "opacity": 0.5,
         },
-        "text": [_hover(point) for point in points],
+        "text": [_hover(point, links.hint) for point in points],
+        "customdata": [_detail(point, links) for point in points],
         "hovertemplate": "%{text}<extra></extra>",
     }
 
@@ -203,7 +205,7 @@ def _doubt_traces(point: Point, look: Look) -> list[Figure]:
     return traces
 
 
-def _point_traces(point: Point, look: Look) -> list[Figure]:
+def _point_traces(point: Point, look: Look, links: RunLinks) -> list[Figure]:
     fade = 0.45 if is_faded(point) else 1.0
     speeds, losses = seed_cloud(point)
     known = measured_seeds(point.choice) if point.choice else ()
@@ -232,10 +234,8 @@ def _point_traces(point: Point, look: Look) -> list[Figure]:
                 "width": 2 if is_single else 1.2,
             },
         },
-        "text": [_hover(point)],
-        "customdata": [{"cell": point.choice.cell.cell_id, "runs": _runs(point.choice.cell)}]
-        if point.choice
-        else [],
+        "text": [_hover(point, links.hint)],
+        "customdata": [_detail(point, links)],
         "hovertemplate": "%{text}<extra></extra>",
     }
     for axis, interval in (("error_x", point.speed_interval), ("error_y", point.loss_interval)):
@@ -250,13 +250,17 @@ def _point_traces(point: Point, look: Look) -> list[Figure]:
     return [cloud, mean]
 
 
-def _runs(cell: Cell) -> list[list[str]]:
-    """Seed and replicate of every run behind a mark."""
+def _detail(point: Point, links: RunLinks) -> Figure:
+    """What a click writes: the cell, and seed, replicate and MLflow page of each of its runs."""
+    if point.choice is None:
+        return {"cell": "", "runs": []}
+    cell = point.choice.cell
     pairs = zip(cell.seeds, cell.replicate_ids, strict=True)
-    return [[str(seed), name] for seed, name in pairs]
+    runs = [[str(seed), name, links.pages.get(name, "")] for seed, name in pairs]
+    return {"cell": cell.cell_id, "runs": runs}
 
 
-def _hover(point: Point) -> str:
+def _hover(point: Point, hint: str) -> str:
     choice = point.choice
     rows = [f"<b>{point.arm.label}</b>"]
     if choice:
@@ -272,7 +276,7 @@ def _hover(point: Point) -> str:
     ]
     if point.arm.num_diverged:
         rows.append(f"{point.arm.num_diverged}/{point.arm.num_ended} diverged over all rates")
-    return "<br>".join(rows)
+    return "<br>".join([*rows, hint] if hint else rows)
 
 
 def _seed_list(point: Point) -> str:

@@ -1,5 +1,6 @@
 """The MLflow view follows the journals: idempotent, true at any moment, complete."""
 
+import json
 import math
 import shutil
 
@@ -10,7 +11,7 @@ from orchestrator.journal import Journal
 from orchestrator.ledger import Ledger
 from orchestrator.provenance import Provenance
 from orchestrator.records import TrialRecord
-from orchestrator.store_uri import tracking_uri, without_secret
+from orchestrator.store_uri import tracking_uri, ui_address, without_secret
 from orchestrator.tracking import MlflowView
 
 PROVENANCE = Provenance(
@@ -190,6 +191,30 @@ def test_a_long_curve_is_sent_in_whole_steps(world, monkeypatch):
     view = open_view()
     sync(view, ledger)
     assert steps(view, runs(view)[0]) == list(range(40))
+
+
+def test_links_lead_to_the_runs_also_of_a_store_that_was_made_again(world):
+    ledger, open_view = world
+    attempt(ledger, {"event": "claim", **DEAD}, step(0), {"event": "end", "status": "completed"})
+    seen = []
+    for _ in range(2):
+        view = open_view()
+        sync(view, ledger)
+        view.write_links(ledger)
+        links = json.loads((ledger.folder / "mlflow.json").read_text())
+        (run,) = runs(view)
+        where = f"http://127.0.0.1:5000/#/experiments/{run.info.experiment_id}/runs"
+        assert links["replicates"] == {"cabc-s0": f"{where}/{run.info.run_id}"}
+        assert links["sweep"] == f"{where}/{run.data.tags['mlflow.parentRunId']}"
+        seen.append(links)
+        view.forget()
+    assert seen[0] != seen[1]
+
+
+def test_runs_are_seen_at_the_server_or_where_ui_serves_them():
+    assert ui_address("sqlite:////x/mlflow.db") == "http://127.0.0.1:5000"
+    assert ui_address("postgresql://me:secret@host/db") == "http://127.0.0.1:5000"
+    assert ui_address("https://me:secret@host:8443/mlflow/") == "https://host:8443/mlflow"
 
 
 def test_one_parent_over_all_calls(world):
