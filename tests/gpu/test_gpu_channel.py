@@ -1,4 +1,4 @@
-"""The channel-decay and decode kernels on a GPU, against the float64 loop: 16 bit, cuts, packs."""
+"""The channel-decay kernels on a GPU, against the float64 loop: 16 bit, cuts, packs."""
 
 from typing import Any
 
@@ -145,24 +145,3 @@ def test_compiled_calls_equal_eager_ones(rule: str) -> None:
         return getattr(kernels, rule)(q, k, v, **inputs, qk_l2norm=True, impl="triton")[0]
 
     assert torch.equal(torch.compile(call, fullgraph=True)(), call())
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_decode_step_equals_the_loop(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The kernel serves a step only once it is proven, which is what this test is for.
-    monkeypatch.setattr("kernels.decode.PROVEN_OPS", frozenset({"decode"}))
-    inputs = draw(rule, (64, 1, 8, 8, 128, 128), torch.bfloat16)
-    state = inputs.pop("initial_state")
-    wide = {name: x.double() for name, x in inputs.items()}
-    q, k, v = (wide.pop(name) for name in "qkv")
-    expected = getattr(reference, rule)(
-        q, k, v, **wide, scale=128**-0.5, initial_state=state.double(), qk_l2norm=True
-    )
-    token = {name: x[:, 0] for name, x in inputs.items()}
-    q, k, v = (token.pop(name) for name in "qkv")
-    step = getattr(kernels, f"{rule}_step")
-    with torch.no_grad():
-        out, new = step(q, k, v, **token, state=state, qk_l2norm=True, in_place=True)
-    assert new.data_ptr() == state.data_ptr()
-    for actual, exact, limit in ((out, expected[0][:, 0], 3e-3), (new, expected[1], 1e-6)):
-        assert (actual.double() - exact).norm() <= limit * exact.norm()
