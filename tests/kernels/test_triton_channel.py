@@ -1,12 +1,8 @@
 """The channel-decay kernels in Triton's interpreter, against the float64 loop.
 
-Triton decides when a kernel is decorated whether it is interpreted, so these tests need a process
-of their own: the first one starts it, the others are what runs there.
+They need a process with `TRITON_INTERPRET=1`; `test_interpreter.py` starts one.
 """
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -19,15 +15,7 @@ from tests.kernels.rules import RULES, Draw, constant, draw_inputs, evaluate, un
 from tests.kernels.tolerances import assert_close
 
 CHANNEL_RULES = ("kimi-delta", "gated-delta-2")
-interpreted = pytest.mark.skipif(not is_interpreted(), reason="runs in an interpreting process")
-
-
-@pytest.mark.skipif(is_interpreted(), reason="is that process")
-def test_the_kernels_pass_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-p", "no:cacheprovider"]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+pytestmark = pytest.mark.skipif(not is_interpreted(), reason="needs TRITON_INTERPRET=1")
 
 
 def mild(shape: tuple[int, ...], source: torch.Generator) -> Tensor:
@@ -68,28 +56,24 @@ def compare(name: str, inputs: dict[str, Tensor], **options: Any) -> None:
     assert_close(actual, expected, torch.float32)
 
 
-@interpreted
 @pytest.mark.parametrize("name", CHANNEL_RULES)
 @pytest.mark.parametrize("decay", [mild, strong, one_channel, alternating, at_the_end])
 def test_any_decay_is_exact(name: str, decay: Draw) -> None:
     compare(name, draw_inputs(RULES[name], T=70, K=16, V=24, log_decay=decay))
 
 
-@interpreted
 @pytest.mark.parametrize("name", CHANNEL_RULES)
 @pytest.mark.parametrize("T", [1, 63, 64, 65])
 def test_every_length_is_exact(name: str, T: int) -> None:
     compare(name, draw_inputs(RULES[name], T=T, K=20, V=16), qk_l2norm=True)
 
 
-@interpreted
 @pytest.mark.parametrize("name", CHANNEL_RULES)
 def test_channels_that_fill_no_tile_and_heads_that_share_keys(name: str) -> None:
     inputs = draw_inputs(RULES[name], B=2, T=37, H=1, HV=2, K=48, V=72)
     compare(name, inputs, qk_l2norm=True, scale=0.3)
 
 
-@interpreted
 @pytest.mark.parametrize("name", CHANNEL_RULES)
 def test_packed_sequences_equal_the_loop(name: str) -> None:
     inputs = draw_inputs(RULES[name], T=101, K=16, V=16, sequences=3)
@@ -97,9 +81,11 @@ def test_packed_sequences_equal_the_loop(name: str) -> None:
     compare(name, inputs, cu_seqlens=bounds, qk_l2norm=True)
 
 
-@interpreted
-@pytest.mark.parametrize("name", CHANNEL_RULES)
-@pytest.mark.parametrize("bounds", [None, [0, 137, 290]], ids=["whole", "packed"])
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [("kimi-delta", None), ("gated-delta-2", [0, 137, 290])],
+    ids=["kimi-delta-whole", "gated-delta-2-packed"],
+)
 def test_a_sequence_that_is_cut_into_segments_is_exact(
     name: str, bounds: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,13 +95,11 @@ def test_a_sequence_that_is_cut_into_segments_is_exact(
     compare(name, inputs, cu_seqlens=None if bounds is None else torch.tensor(bounds))
 
 
-@interpreted
 @pytest.mark.parametrize("name", CHANNEL_RULES)
 def test_an_open_gate_keeps_everything(name: str) -> None:
     compare(name, draw_inputs(RULES[name], T=65, log_decay=constant(0.0), strength=constant(1.0)))
 
 
-@interpreted
 def test_equal_strengths_make_the_second_rule_the_first() -> None:
     inputs = draw_inputs(RULES["kimi-delta"], T=65, K=16, V=24)
     kimi = evaluate(RULES["kimi-delta"], inputs, impl="triton", dtype=torch.float32)
@@ -128,7 +112,6 @@ def test_equal_strengths_make_the_second_rule_the_first() -> None:
     assert_close({"d_beta": total}, {"d_beta": kimi["d_beta"]}, torch.float32)
 
 
-@interpreted
 def test_slices_of_a_fused_tensor_and_expanded_gradients() -> None:
     rule = RULES["kimi-delta"]
     inputs = {n: x.float() for n, x in draw_inputs(rule, B=2, T=37, K=16, V=16).items()}
@@ -144,7 +127,6 @@ def test_slices_of_a_fused_tensor_and_expanded_gradients() -> None:
     assert all(torch.equal(a, b) for a, b in zip(sliced, copied, strict=True))
 
 
-@interpreted
 def test_equal_calls_give_equal_bits() -> None:
     inputs = draw_inputs(RULES["gated-delta-2"], T=65, H=1, HV=2)
     first, second = (
@@ -154,7 +136,6 @@ def test_equal_calls_give_equal_bits() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@interpreted
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_dtypes_that_the_interpreter_cannot_serve_are_refused(dtype: torch.dtype) -> None:
     inputs = draw_inputs(RULES["kimi-delta"], T=3)

@@ -1,12 +1,8 @@
 """The decode kernel in Triton's interpreter, against the float64 loop over the same tokens.
 
-Triton decides when a kernel is decorated whether it is interpreted, so these tests need a process
-of their own: the first one starts it, the others are what runs there.
+They need a process with `TRITON_INTERPRET=1`; `test_interpreter.py` starts one.
 """
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -19,15 +15,7 @@ from tests.kernels.rules import RULES, Rule, call, draw_inputs
 from tests.kernels.tolerances import assert_close
 
 F32 = torch.float32
-interpreted = pytest.mark.skipif(not is_interpreted(), reason="runs in an interpreting process")
-
-
-@pytest.mark.skipif(is_interpreted(), reason="is that process")
-def test_the_kernel_passes_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-p", "no:cacheprovider"]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+pytestmark = pytest.mark.skipif(not is_interpreted(), reason="needs TRITON_INTERPRET=1")
 
 
 def arguments(rule: Rule, inputs: dict[str, Tensor]) -> tuple[Any, ...]:
@@ -47,7 +35,6 @@ def named(rule: Rule, out: Tensor, state: Tensor, residual: Tensor, key_sum: Ten
     return results | ({"residual": residual} if rule.has_residual else {})
 
 
-@interpreted
 @pytest.mark.parametrize("T", [1, 3])
 @pytest.mark.parametrize("name", RULES)
 def test_tokens_in_a_row_equal_the_loop(name: str, T: int) -> None:
@@ -57,7 +44,6 @@ def test_tokens_in_a_row_equal_the_loop(name: str, T: int) -> None:
     assert_close(named(rule, *recurrent(*arguments(rule, inputs))), expected, F32)
 
 
-@interpreted
 @pytest.mark.parametrize("name", RULES)
 def test_in_place_overwrites_the_memory_with_the_same_numbers(name: str) -> None:
     rule = RULES[name]
@@ -70,7 +56,6 @@ def test_in_place_overwrites_the_memory_with_the_same_numbers(name: str) -> None
         assert torch.equal(given[7], key_sum)
 
 
-@interpreted
 @pytest.mark.parametrize("op_name", ["recurrent", "recurrent_"])
 @pytest.mark.parametrize("name", RULES)
 def test_a_public_step_reaches_the_kernel(
@@ -100,7 +85,6 @@ def test_a_public_step_reaches_the_kernel(
     assert_close(actual, {n: expected[n] for n in actual}, F32)
 
 
-@interpreted
 def test_a_memory_that_is_no_block_cannot_be_overwritten() -> None:
     given = list(arguments(RULES["delta"], draw_inputs(RULES["delta"], T=1)))
     given[6] = given[6].mT

@@ -1,12 +1,8 @@
 """The scalar-decay kernels in Triton's interpreter, against the float64 loop.
 
-Triton decides when a kernel is decorated whether it is interpreted, so these tests need a process
-of their own: the first one starts it, the others are what runs there.
+They need a process with `TRITON_INTERPRET=1`; `test_interpreter.py` starts one.
 """
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -19,15 +15,7 @@ from tests.kernels.rules import RULES, Draw, constant, draw_inputs, evaluate, no
 from tests.kernels.tolerances import assert_close
 
 SCALAR_RULES = ("gated-delta", "delta", "linear-scalar-decay", "linear", "linear-normalized")
-interpreted = pytest.mark.skipif(not is_interpreted(), reason="runs in an interpreting process")
-
-
-@pytest.mark.skipif(is_interpreted(), reason="is that process")
-def test_the_kernels_pass_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-p", "no:cacheprovider"]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+pytestmark = pytest.mark.skipif(not is_interpreted(), reason="needs TRITON_INTERPRET=1")
 
 
 def strong(shape: tuple[int, ...], source: torch.Generator) -> Tensor:
@@ -60,21 +48,18 @@ def compare(name: str, inputs: dict[str, Tensor], **options: Any) -> None:
     assert_close(actual, expected, torch.float32)
 
 
-@interpreted
 @pytest.mark.parametrize("name", SCALAR_RULES)
 @pytest.mark.parametrize("T", [1, 65])
 def test_every_length_is_exact(name: str, T: int) -> None:
     compare(name, draw_inputs(RULES[name], T=T, K=20, V=16, strength=up_to_two))
 
 
-@interpreted
 @pytest.mark.parametrize("name", ["gated-delta", "linear-scalar-decay"])
 @pytest.mark.parametrize("decay", [strong, weak_after_strong, at_the_end, constant(-20.0)])
 def test_any_decay_is_exact(name: str, decay: Draw) -> None:
     compare(name, draw_inputs(RULES[name], T=70, K=16, V=24, log_decay=decay))
 
 
-@interpreted
 @pytest.mark.parametrize("name", SCALAR_RULES)
 def test_channels_that_fill_no_tile_and_heads_that_share_keys(name: str) -> None:
     inputs = draw_inputs(RULES[name], B=2, T=37, H=1, HV=2, K=72, V=72)
@@ -82,7 +67,6 @@ def test_channels_that_fill_no_tile_and_heads_that_share_keys(name: str) -> None
     compare(name, inputs, scale=0.3, **norm)
 
 
-@interpreted
 @pytest.mark.parametrize("name", SCALAR_RULES)
 @pytest.mark.parametrize("bounds", [[0, 1, 37, 101], [0, 101]], ids=["three", "one"])
 def test_packed_sequences_equal_the_loop(name: str, bounds: list[int]) -> None:
@@ -90,9 +74,16 @@ def test_packed_sequences_equal_the_loop(name: str, bounds: list[int]) -> None:
     compare(name, inputs, cu_seqlens=torch.tensor(bounds))
 
 
-@interpreted
-@pytest.mark.parametrize("name", ["gated-delta", "linear-scalar-decay", "linear-normalized"])
-@pytest.mark.parametrize("bounds", [None, [0, 137, 290]], ids=["whole", "packed"])
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("gated-delta", None),
+        ("gated-delta", [0, 137, 290]),
+        ("linear-scalar-decay", [0, 137, 290]),
+        ("linear-normalized", None),
+    ],
+    ids=["gated-whole", "gated-packed", "decay-packed", "normalized-whole"],
+)
 def test_a_sequence_that_is_split_into_segments_is_exact(
     name: str, bounds: list[int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,13 +95,11 @@ def test_a_sequence_that_is_split_into_segments_is_exact(
     compare(name, inputs, cu_seqlens=None if bounds is None else torch.tensor(bounds))
 
 
-@interpreted
 def test_linear_attention_with_a_decay_per_channel_is_exact() -> None:
     name = "linear-channel-decay"
     compare(name, draw_inputs(RULES[name], T=65, H=1, HV=2, K=20, V=16))
 
 
-@interpreted
 def test_zero_decay_makes_the_gated_rule_the_delta_rule() -> None:
     gated = draw_inputs(RULES["gated-delta"], T=65, log_decay=constant(0.0))
     plain = {name: x for name, x in gated.items() if name != "log_decay"}
@@ -119,12 +108,10 @@ def test_zero_decay_makes_the_gated_rule_the_delta_rule() -> None:
     assert_close({name: actual[name] for name in wanted}, wanted, torch.float32)
 
 
-@interpreted
 def test_zero_strength_writes_nothing_but_has_a_gradient() -> None:
     compare("gated-delta", draw_inputs(RULES["gated-delta"], T=65, strength=constant(0.0)))
 
 
-@interpreted
 @pytest.mark.parametrize("name", ["gated-delta", "linear-normalized"])
 def test_slices_of_a_fused_tensor_and_expanded_gradients(name: str) -> None:
     rule = RULES[name]
@@ -141,7 +128,6 @@ def test_slices_of_a_fused_tensor_and_expanded_gradients(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(sliced, copied, strict=True))
 
 
-@interpreted
 @pytest.mark.parametrize("results", [("final_state",), ("residual",)])
 def test_each_result_alone_passes_its_gradient(results: tuple[str, ...]) -> None:
     rule, inputs = RULES["gated-delta"], draw_inputs(RULES["gated-delta"], T=65)
@@ -153,7 +139,6 @@ def test_each_result_alone_passes_its_gradient(results: tuple[str, ...]) -> None
     assert_close(actual, expected, torch.float32)
 
 
-@interpreted
 @pytest.mark.parametrize("name", ["gated-delta", "linear-normalized"])
 def test_equal_calls_give_equal_bits(name: str) -> None:
     inputs = draw_inputs(RULES[name], T=65, H=1, HV=2)
@@ -163,7 +148,6 @@ def test_equal_calls_give_equal_bits(name: str) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@interpreted
 @pytest.mark.parametrize("name", ["delta", "linear"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_dtypes_that_cannot_be_served_are_refused(name: str, dtype: torch.dtype) -> None:
@@ -173,7 +157,6 @@ def test_dtypes_that_cannot_be_served_are_refused(name: str, dtype: torch.dtype)
         RULES[name].op(**inputs, impl="triton")
 
 
-@interpreted
 def test_the_operators_keep_their_contract_with_the_compiler() -> None:
     source = torch.Generator().manual_seed(0)
     q, k, v = (normal((1, 5, 1, 16), source).float().requires_grad_() for _ in range(3))

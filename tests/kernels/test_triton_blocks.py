@@ -1,8 +1,7 @@
-"""Device functions that kernels share, each beside its twin in PyTorch, in the interpreter."""
+"""Device functions that kernels share, each beside its twin in PyTorch, in the interpreter.
 
-import os
-import subprocess
-import sys
+They need a process with `TRITON_INTERPRET=1`; `test_interpreter.py` starts one.
+"""
 
 import pytest
 import torch
@@ -20,17 +19,8 @@ from kernels.blocks import (
     unit_lower_inverse_torch,
 )
 from kernels.launch import is_interpreted
-from kernels.sequences import num_segments, sequences
 
-interpreted = pytest.mark.skipif(not is_interpreted(), reason="runs in an interpreting process")
-
-
-@pytest.mark.skipif(is_interpreted(), reason="is that process")
-def test_the_device_functions_pass_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", __file__, "-p", "no:cacheprovider"]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+pytestmark = pytest.mark.skipif(not is_interpreted(), reason="needs TRITON_INTERPRET=1")
 
 
 @triton.jit
@@ -53,7 +43,6 @@ def elu1_kernel(x, out, C: tl.constexpr):
     tl.store(out + o_c, elu1(tl.load(x + o_c)))
 
 
-@interpreted
 @pytest.mark.parametrize("C", [16, 32, 64])
 @pytest.mark.parametrize("keys", ["random", "equal"])
 def test_the_inverse_equals_its_twin(C: int, keys: str) -> None:
@@ -69,7 +58,6 @@ def test_the_inverse_equals_its_twin(C: int, keys: str) -> None:
     assert (out - wanted).norm() <= 3e-6 * wanted.norm()
 
 
-@interpreted
 def test_summed_decay_equals_its_twin() -> None:
     decay = -30 * torch.rand(64, generator=torch.Generator().manual_seed(0))
     out = torch.empty(64, dtype=torch.float64)
@@ -78,31 +66,8 @@ def test_summed_decay_equals_its_twin() -> None:
     assert abs(float(out[-1]) / LOG2_E - float(decay.double().sum())) < 1e-9
 
 
-@interpreted
 def test_elu1_equals_its_twin() -> None:
     x = torch.linspace(-100, 100, 64)
     out = torch.empty(64)
     elu1_kernel[(1,)](x, out, 64)
     torch.testing.assert_close(out, elu1_torch(x))
-
-
-def test_a_batch_has_its_chunks_row_by_row() -> None:
-    chunks = sequences(3, 130, 64, None)
-    assert (chunks.count, chunks.num_chunks, chunks.mean_chunks) == (3, 9, 3)
-    assert not chunks.is_packed
-
-
-def test_every_chunk_slot_of_a_packing_names_its_sequence() -> None:
-    chunks = sequences(1, 200, 64, torch.tensor([0, 64, 70, 200]))
-    assert chunks.chunk_offsets is not None
-    assert chunks.chunk_owners is not None
-    assert chunks.chunk_offsets.tolist() == [0, 1, 2, 5, 5]
-    # One slot is left over; it names the sequence past the last.
-    assert chunks.chunk_owners.tolist() == [0, 1, 2, 2, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("programs", "chunks", "wanted"), [(128, 64, 1), (16, 512, 8), (16, 24, 1), (1, 512, 64)]
-)
-def test_only_what_leaves_the_device_idle_is_split(programs: int, chunks: int, wanted: int) -> None:
-    assert num_segments(programs, chunks, 132) == wanted
