@@ -9,7 +9,8 @@ from typing import Any
 
 from models.accounting import count_parameters, flops_per_token, kv_bytes_per_token, state_bytes
 from orchestrator.cells import Cell
-from orchestrator.compose import CONF_FOLDER, Sweep
+from orchestrator.compose import Sweep
+from orchestrator.compose.conf_folder import CONF_FOLDER
 from orchestrator.config import SweepSpec
 from orchestrator.data.corpus import DataConfig, MissingSourceError, list_sources, resolve_paths
 from orchestrator.data.manifest import locate

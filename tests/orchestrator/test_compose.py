@@ -9,7 +9,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from models.accounting import count_parameters
-from orchestrator.compose import CONF_FOLDER, conf_names, load_sweep
+from orchestrator.compose import load_sweep
+from orchestrator.compose.conf_folder import CONF_FOLDER, conf_names
 from orchestrator.config import trial_from_dict
 from orchestrator.errors import ConfigError
 
