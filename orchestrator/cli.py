@@ -68,11 +68,16 @@ def _parser() -> argparse.ArgumentParser:
     for name, run, text in (
         ("sweep", _sweep, "run what is missing, then report"),
         ("plan", _plan, "the cells, what is done, what would run; starts nothing"),
+        ("pilot", _pilot, "a few measured steps of each shape, and the price of the sweep"),
         ("train", _train, "one trial in this process, without Ray"),
     ):
         verb = verbs.add_parser(name, help=text, parents=[common], epilog=OVERRIDES)
         verb.add_argument("overrides", nargs="+", metavar="conf=… key=value")
         verb.set_defaults(run=run)
+        if name == "sweep":
+            verb.add_argument(
+                "--yes", action="store_true", help="run it whatever price.max_gpu_hours says"
+            )
         if name == "plan":
             verb.add_argument("--json", action="store_true", help="one JSON object with `cells`")
     for name, run, text in (
@@ -152,7 +157,16 @@ def _sweep(options: argparse.Namespace) -> int:
     from orchestrator.provenance import capture
 
     command = ["python", "-m", "orchestrator", *sys.argv[1:]]
-    return reconcile(plan, capture(command), _console())
+    return reconcile(plan, capture(command), _console(), is_price_overruled=options.yes)
+
+
+def _pilot(options: argparse.Namespace) -> int:
+    plan = _make_plan(options)
+
+    from orchestrator.driver import pilot
+    from orchestrator.provenance import capture
+
+    return pilot(plan, capture(["python", "-m", "orchestrator", *sys.argv[1:]]), _console())
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -168,7 +182,9 @@ def _plan(options: argparse.Namespace) -> int:
             show_search(plan, _console())
         return 0
     if options.json:
-        found = plan_json(plan)
+        from orchestrator.pilot import price_json, price_of
+
+        found = plan_json(plan) | {"price": price_json(plan, price_of(plan))}
         if plan.spec.adaptive is not None:
             from orchestrator.adaptive import comparisons_json
 
@@ -176,10 +192,12 @@ def _plan(options: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(found) + "\n")
         return 0
     from orchestrator.display import show_plan
+    from orchestrator.pilot import price_line, price_of
     from orchestrator.rounds import summary
 
     console = _console()
     show_plan(plan, console)
+    console.print(price_line(plan, price_of(plan)), markup=False)
     for line in summary(plan):
         console.print(line, markup=False)
     return 0

@@ -399,7 +399,8 @@ class PriceConfig:
     """A gate on cost, no part of any identity.
 
     Attributes:
-        max_gpu_hours: most GPU-hours of a sweep; not enforced yet, and `plan` says so.
+        max_gpu_hours: most hours that a sweep may take, of whole GPUs or, on a CPU, of the whole
+            machine, by pilots of its shapes; null for no limit. `--yes` overrules it.
     """
 
     max_gpu_hours: float | None = None

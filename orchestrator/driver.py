@@ -17,8 +17,18 @@ from orchestrator.data.dataset import open_dataset
 from orchestrator.display import Watch
 from orchestrator.errors import ConfigError
 from orchestrator.failures import alike, is_storage_error
+from orchestrator.journal import last_event
 from orchestrator.leases import DriverLease
 from orchestrator.ledger import Ledger, ReplicateState, read_rows
+from orchestrator.pilot import (
+    Price,
+    loss_share,
+    needs_pilots,
+    pilot_journal,
+    price_line,
+    price_of,
+    refuse_costly,
+)
 from orchestrator.plan import Plan
 from orchestrator.points import record_asks
 from orchestrator.provenance import Provenance
@@ -52,8 +62,16 @@ class SweepStoppedError(RuntimeError):
     """Trials fail in a way that the ones still to come would share; the message shows it."""
 
 
-def reconcile(plan: Plan, provenance: Provenance, console: Console) -> int:
+def reconcile(
+    plan: Plan, provenance: Provenance, console: Console, *, is_price_overruled: bool = False
+) -> int:
     """Make the ledger equal to the plan and report; returns the exit code.
+
+    Args:
+        plan: what is desired.
+        provenance: of this call.
+        console: for the user.
+        is_price_overruled: run whatever it costs.
 
     Raises:
         ConfigError: something that is refused before any trial starts.
@@ -72,7 +90,11 @@ def reconcile(plan: Plan, provenance: Provenance, console: Console) -> int:
         if nothing_is_left(plan):
             console.print("nothing is left to do")
             return EXIT_DONE
-        return _reconcile(plan, provenance, console, lease, uri)
+        price = price_of(plan)
+        if not price.unmeasured:  # known before anything is started
+            refuse_costly(plan, price, is_overruled=is_price_overruled)
+        call = _Call(plan, provenance, console, is_price_overruled=is_price_overruled)
+        return _reconcile(call, console, lease, uri)
 
 
 def _lease(plan: Plan, console: Console) -> DriverLease:
@@ -82,12 +104,9 @@ def _lease(plan: Plan, console: Console) -> DriverLease:
     return DriverLease(plan.ledger.folder, say)
 
 
-def _reconcile(
-    plan: Plan, provenance: Provenance, console: Console, lease: DriverLease, uri: str
-) -> int:
+def _reconcile(call: "_Call", console: Console, lease: DriverLease, uri: str) -> int:
     """`reconcile` for the one process that holds the sweep's lease."""
-    with preparing(plan, console) as wait_for_data:
-        call = _Call(plan, provenance, console)
+    with preparing(call.plan, console) as wait_for_data:
         try:
             call.run(uri, wait_for_data)
             call.conclude()
@@ -107,8 +126,8 @@ def _reconcile(
                 call.wind_up("FAILED")
                 raise
             console.print(
-                f"stopped: nothing can be written to {plan.root} ({error.strerror}); make room "
-                "there, and the same command continues"
+                f"stopped: nothing can be written to {call.plan.root} ({error.strerror}); make "
+                "room there, and the same command continues"
             )
             return EXIT_FAILED
         except BaseException:
@@ -134,10 +153,13 @@ class _Call:
         plan: as it stands.
     """
 
-    def __init__(self, plan: Plan, provenance: Provenance, console: Console) -> None:
+    def __init__(
+        self, plan: Plan, provenance: Provenance, console: Console, *, is_price_overruled: bool
+    ) -> None:
         self.plan = plan
         self._provenance = provenance
         self._console = console
+        self._is_price_overruled = is_price_overruled
         self._progress: _Progress | None = None
 
     def run(self, uri: str, wait_for_data: Callable[[], Plan]) -> None:
@@ -150,6 +172,7 @@ class _Call:
             view = MlflowView(uri, self.plan.root, self.plan.spec.name)
             self.plan = plan = wait_for_data()
             refuse_other_data(plan)
+            self._settle_price(plan)
             plan.ledger.write_spec(spec_json(plan, self._provenance))
             progress = _Progress(plan, view, self._provenance, self._console)
             view.open(_sweep_params(plan), self._provenance)
@@ -157,12 +180,29 @@ class _Call:
             _announce(plan, self._console)
             tried: set[str] = set()
             while (current := next_round(self.plan, tried)) is not None:
+                self._settle_price(current)
                 record_asks(current)
                 with Watch(current, self._console) as watch:
                     progress.follow(self.plan, watch)
                     ended = run_lanes(current, self._provenance, progress.tick, progress.finish)
                 tried |= unreached(current, ended)
                 self.plan = extended(self.plan, tried)
+
+    def _settle_price(self, plan: Plan) -> None:
+        """The pilots that the sweep's rules ask for, and its limit on what it may take."""
+        if not needs_pilots(plan):
+            return
+        price = price_of(plan)
+        if price.unmeasured:
+            measure_shapes(plan, price, self._provenance, self._console)
+            price = price_of(plan)
+        refuse_costly(plan, price, is_overruled=self._is_price_overruled)
+        asked, share = plan.spec.lanes.loss.gpus, loss_share(plan)
+        if share > asked:
+            self._console.print(
+                f"each trial takes {share:.2f} of a GPU for its memory, more than "
+                f"lanes.loss.gpus={asked:g}"
+            )
 
     def conclude(self) -> None:
         """Parquet, report and MLflow of a sweep whose lanes have ended."""
@@ -189,6 +229,37 @@ class _Call:
         self._progress.finish()
         compact(self.plan)
         self._progress.close(status, {}, _note(self.plan), [])
+
+
+def measure_shapes(plan: Plan, price: Price, provenance: Provenance, console: Console) -> None:
+    """Run the pilots that a price lacks; call it inside `local_ray`, with the data prepared."""
+    from orchestrator.sweep import run_pilots
+
+    console.print(f"measuring a few steps of {len(price.unmeasured)} shapes")
+    run_pilots(plan, price.unmeasured, provenance)
+
+
+def pilot(plan: Plan, provenance: Provenance, console: Console) -> int:
+    """Measure every shape of what is left to run, and say what it costs; returns the exit code.
+
+    Raises:
+        ConfigError: something that is refused before anything starts.
+    """
+    require_writable(plan.root)
+    if price_of(plan).unmeasured:
+        with interruptible(), preparing(plan, console) as wait_for_data:
+            from orchestrator.sweep import local_ray
+
+            with local_ray(plan):
+                plan = wait_for_data()
+                measure_shapes(plan, price_of(plan), provenance, console)
+    price = price_of(plan)
+    console.print(price_line(plan, price), markup=False)
+    for cell, folder in price.unmeasured.items():
+        end = last_event(pilot_journal(folder)) if pilot_journal(folder).is_file() else None
+        why = (end or {}).get("error", "it left no word")
+        console.print(f"  the pilot of cell {cell} failed: {why}", markup=False)
+    return EXIT_FAILED if price.unmeasured else EXIT_DONE
 
 
 class _Progress:
@@ -308,7 +379,7 @@ class _Progress:
 
 
 def compact(plan: Plan) -> list[TrialRecord]:
-    """Write both Parquet files from the journals: desired replicates first, then the others."""
+    """Write both Parquet files from the journals, of desired replicates and of the others."""
     ledger = plan.ledger
     planned = dict(plan.desired)
     for name in ledger.replicate_ids():

@@ -19,40 +19,46 @@ class Machine:
         cpus: cores that this process may use.
         memory_bytes: host memory.
         gpus: name of each visible NVIDIA GPU.
+        gpu_memory_bytes: memory of each of them.
     """
 
     host: str
     cpus: int
     memory_bytes: int
     gpus: tuple[str, ...]
+    gpu_memory_bytes: tuple[int, ...] = ()
 
 
 @cache
 def this_machine() -> Machine:
     """The machine that this process runs on."""
+    found = _gpus()
     return Machine(
         host=socket.gethostname(),
         cpus=len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
-        gpus=_gpus(),
+        gpus=tuple(name for name, _ in found),
+        gpu_memory_bytes=tuple(memory for _, memory in found),
     )
 
 
-def _gpus() -> tuple[str, ...]:
+def _gpus() -> tuple[tuple[str, int], ...]:
+    """Name and memory in bytes of each visible GPU."""
     if shutil.which("nvidia-smi") is None:
         return ()
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     if result.returncode:
         return ()
-    names = [line.strip() for line in result.stdout.splitlines() if line.strip()]
+    fields = [line.rpartition(",") for line in result.stdout.splitlines() if line.strip()]
+    found = [(name.strip(), int(mebibytes) * 2**20) for name, _, mebibytes in fields]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return tuple(names)
+        return tuple(found)
     shown = [part for part in visible.split(",") if part.strip()]
-    return tuple(names[int(part)] if part.strip().isdigit() else names[0] for part in shown)
+    return tuple(found[int(part)] if part.strip().isdigit() else found[0] for part in shown)
 
 
 def resolve_device(asked: str, machine: Machine) -> str:

@@ -112,8 +112,6 @@ def make_plan(sweep: Sweep, root: Path, folder: Path, *, joins_ledger: bool = Tr
     except ValueError as error:
         raise ConfigError(str(error)) from None
     _refuse_infeasible(spec, device, machine)
-    if spec.price.max_gpu_hours is not None:
-        notes.append("price.max_gpu_hours is not enforced yet: cost is not estimated")
     tracking_uri(spec.tracking.uri, root)
     if spec.device == "auto" and device == "cpu":
         notes.append("device auto: no NVIDIA GPU here, so trials run on the CPU")

@@ -40,6 +40,7 @@ from orchestrator.hardware import this_machine
 from orchestrator.job import Job, WorkerRetiredError
 from orchestrator.journal import Journal, last_event
 from orchestrator.leases import interrupt_main_thread, living
+from orchestrator.pilot import PILOT_STEPS, PILOT_WARMUP_STEPS, loss_share, pilot_journal
 from orchestrator.plan import Plan
 from orchestrator.provenance import CHECKOUT, Provenance, trial_stamp
 
@@ -109,8 +110,7 @@ def run_lanes(plan: Plan, provenance: Provenance, on_tick: OnTick, lane_ends: On
 
 
 def _loss_lane(plan: Plan, provenance: Provenance, on_tick: OnTick) -> Plan:
-    loss = plan.spec.lanes.loss
-    resources = {"cpu": loss.cpus, "gpu": loss.gpus if plan.device == "cuda" else 0}
+    resources = {"cpu": plan.spec.lanes.loss.cpus, "gpu": loss_share(plan)}
     waiting = plan.to_run
     failures: dict[str, list[str]] = defaultdict(list)
     while waiting:
@@ -132,9 +132,52 @@ def _speed_lane(plan: Plan, provenance: Provenance) -> Plan:
     """One measurement at a time: each asks for all of the machine's cores, so no two fit."""
     if not plan.to_time:
         return plan
-    resources = {"cpu": this_machine().cpus, "gpu": 1 if plan.device == "cuda" else 0}
-    _run_round(plan, _jobs(plan, plan.to_time, "speed", provenance), resources, on_tick=None)
+    jobs = _jobs(plan, plan.to_time, "speed", provenance)
+    _run_round(plan, jobs, _all_of_it(plan), on_tick=None)
     return plan.refreshed()
+
+
+def _all_of_it(plan: Plan) -> dict[str, float]:
+    """Resources that leave no room for another trial beside."""
+    return {"cpu": this_machine().cpus, "gpu": 1 if plan.device == "cuda" else 0}
+
+
+def run_pilots(plan: Plan, missing: Mapping[str, Path], provenance: Provenance) -> None:
+    """Measure shapes one after another; call it inside `local_ray`.
+
+    Args:
+        plan: what the shapes are of; its data must be prepared.
+        missing: folder of each pilot, by a cell of its shape.
+        provenance: repeated in every journal.
+    """
+    jobs = []
+    for cell in plan.sweep.cells:
+        if cell.cell_id not in missing:
+            continue
+        folder = missing[cell.cell_id]
+        # An earlier pilot that failed says nothing any more.
+        pilot_journal(folder).unlink(missing_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        jobs.append(
+            Job(
+                lane="speed",
+                replicate_id=folder.name,
+                seed=plan.spec.seeds[0],
+                config=cell.values,
+                journal=str(pilot_journal(folder)),
+                folder=str(folder),
+                data_folder=str(plan.data_folder),
+                device=plan.device,
+                precision=plan.precision,
+                threads=plan.threads,
+                steps=PILOT_STEPS,
+                warmup_steps=PILOT_WARMUP_STEPS,
+                micro_windows=None,
+                max_seconds=None,
+                stamp=trial_stamp(provenance),
+            )
+        )
+    _run_round(plan, jobs, _all_of_it(plan), on_tick=None)
 
 
 def _jobs(plan: Plan, names: Sequence[str], lane: str, provenance: Provenance) -> list[Job]:

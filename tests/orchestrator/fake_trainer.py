@@ -50,6 +50,8 @@ class Outcome:
     peak_memory_bytes: int | None = None
     tokens_per_second: float | None = None
     step_seconds_median: float | None = None
+    step_seconds_lower: float | None = None
+    step_seconds_upper: float | None = None
     device_name: str | None = None
 
     def as_fields(self):
@@ -171,7 +173,14 @@ def run_trial(
 
 def measure_speed(config, *, seed, data_folder, runtime, steps, warmup_steps):
     """The signature of `orchestrator.trial.measure_speed`."""
-    return Outcome(tokens_per_second=1000.0 + seed, step_seconds_median=0.1, device_name="fake")
+    return Outcome(
+        tokens_per_second=1000.0 + seed,
+        step_seconds_median=0.1,
+        step_seconds_lower=0.09,
+        step_seconds_upper=0.12,
+        peak_memory_bytes=2**20,
+        device_name="fake",
+    )
 
 
 def _meets(mishap, config, seed, attempt):

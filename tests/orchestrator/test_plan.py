@@ -179,10 +179,6 @@ def test_results_of_other_code_are_reused_told_or_refused(plan, key, monkeypatch
         plan("other_code=no")
 
 
-def test_a_price_that_nothing_enforces_is_said(plan):
-    assert any("not enforced yet" in note for note in plan("price.max_gpu_hours=1").notes)
-
-
 def test_a_share_of_a_gpu_is_ignored_where_there_is_none(plan):
     assert plan("lanes.loss.gpus=0.25", machine=NO_GPU).device == "cpu"
     assert plan("lanes.loss.gpus=0.25", machine=TWO_GPUS).device == "cuda"

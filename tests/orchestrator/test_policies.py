@@ -41,12 +41,11 @@ def test_a_disk_that_fills_up_stops_the_sweep_and_says_how_it_continues(tmp_path
     def fill(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(driving._Call, "run", fill)
     monkeypatch.setattr(driving, "preparing", lambda plan, console: nullcontext())
-    plan = SimpleNamespace(root=tmp_path)
+    call = SimpleNamespace(plan=SimpleNamespace(root=tmp_path), run=fill)
     lease = SimpleNamespace(lost_to=None)
     said = []
     console = SimpleNamespace(print=lambda text, **options: said.append(text))
-    assert driving._reconcile(plan, None, console, lease, "sqlite:///x") == 3
+    assert driving._reconcile(call, console, lease, "sqlite:///x") == 3
     assert f"nothing can be written to {tmp_path} (No space left on device)" in said[0]
     assert "the same command continues" in said[0]
