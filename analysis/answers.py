@@ -9,7 +9,7 @@ SURE = 0.95
 """A member of the front that fewer of the seed draws confirm is named as doubtful."""
 
 MOST_NAMED = 4
-TEST_WORDS = "tests at 5 %, corrected after Holm"
+TEST_WORDS = "tests at 5 %, corrected over all pairs of arms"
 
 
 def question(study: Study) -> str:

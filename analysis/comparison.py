@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analysis.anytime import AnytimeDifference, anytime_difference
 from analysis.arms import Arm, Cell
 from analysis.samples import seeds_needed, smallest_detectable_difference
 from analysis.stats import (
@@ -40,7 +41,7 @@ class ArmDifference:
         pairs: common seeds.
         is_single: whether one side has one seed only.
         simultaneous: ends of its interval with the family's correction (Bonferroni); none where not
-            tested.
+            tested, or without a finite one.
         p_holm: Holm-adjusted p over the family; NaN where not tested.
         p_bh: Benjamini-Hochberg-adjusted p; NaN where not tested.
         p_equivalence: Holm-adjusted p of two one-sided tests against the margin; NaN if not tested.
@@ -85,7 +86,10 @@ class Comparison:
 
 
 def compare_arms(
-    pairs: list[tuple[Arm, Cell]], baseline: Arm, margin_nats: float
+    pairs: list[tuple[Arm, Cell]],
+    baseline: Arm,
+    margin_nats: float,
+    fixed_seeds: frozenset[int] | None = None,
 ) -> Comparison | None:
     """Differences of every arm to `baseline`; none where the baseline has no result.
 
@@ -93,13 +97,14 @@ def compare_arms(
         pairs: each arm with its chosen cell.
         baseline: one of them.
         margin_nats: difference that is too small to matter, stated beforehand.
+        fixed_seeds: seeds that were not added after looking; all by default.
     """
     chosen = {arm.arm_id: cell for arm, cell in pairs}
     if baseline.arm_id not in chosen:
         return None
     base = chosen[baseline.arm_id]
     others = [(arm, cell, base) for arm, cell in pairs if arm.arm_id != baseline.arm_id]
-    rows, anova, why_not = compare_cells(others, margin_nats)
+    rows, anova, why_not = compare_cells(others, margin_nats, fixed_seeds)
     sd = math.sqrt(2 * anova.mse) if anova else math.nan
     return Comparison(
         baseline=baseline,
@@ -117,13 +122,17 @@ def compare_arms(
 
 
 def compare_cells(
-    triples: list[tuple[Arm, Cell, Cell]], margin_nats: float
+    triples: list[tuple[Arm, Cell, Cell]],
+    margin_nats: float,
+    fixed_seeds: frozenset[int] | None = None,
 ) -> tuple[tuple[ArmDifference, ...], BlockedAnova | None, str]:
     """A family of differences, each an arm's cell minus another cell.
 
     Args:
         triples: the arm, its cell, and the cell that it is compared with.
         margin_nats: difference that is too small to matter, stated beforehand.
+        fixed_seeds: seeds that were not added after looking; all by default. Cells with others are
+            compared by tests that hold at every look.
 
     Returns:
         A row for each triple; the pooled test of the cells that share the first comparison's
@@ -132,13 +141,18 @@ def compare_cells(
     if not triples:
         return (), None, "no other arm has a result"
     cells = {cell.cell_id: cell for _, *two in triples for cell in two}
-    pooled = [cell for cell in cells.values() if cell.seeds == triples[0][2].seeds]
-    anova, why_not = _pool(pooled)
+    grown = {name for name, cell in cells.items() if _has_added_seeds(cell, fixed_seeds)}
+    first = triples[0][2]
+    pooled = [cell for cell in cells.values() if cell.seeds == first.seeds]
+    anova, why_not = _pool(pooled) if first.cell_id not in grown else (None, ADDED_SEEDS)
     shared = {cell.cell_id for cell in pooled} if anova else set()
-    tests = [
-        _test(cell, base, anova if {cell.cell_id, base.cell_id} <= shared else None)
-        for _, cell, base in triples
-    ]
+    tests: list[Difference | None] = []
+    for _, cell, base in triples:
+        ids = {cell.cell_id, base.cell_id}
+        if ids & grown:
+            tests.append(_anytime_test(cell, base))
+        else:
+            tests.append(_test(cell, base, anova if ids <= shared else None))
     adjusted = _adjust(tests, margin_nats)
     num_tests = sum(test is not None for test in tests)
     rows = tuple(
@@ -146,6 +160,18 @@ def compare_cells(
         for (arm, cell, base), test, p_values in zip(triples, tests, adjusted, strict=True)
     )
     return rows, anova, why_not
+
+
+ADDED_SEEDS = "seeds were added after looking at the results"
+
+
+def _has_added_seeds(cell: Cell, fixed_seeds: frozenset[int] | None) -> bool:
+    return fixed_seeds is not None and not fixed_seeds.issuperset(cell.seeds)
+
+
+def _anytime_test(cell: Cell, base: Cell) -> Difference | None:
+    seeds = _common(cell, base)
+    return anytime_difference(cell.at(seeds, cell.losses), base.at(seeds, base.losses))
 
 
 def _pool(cells: list[Cell]) -> tuple[BlockedAnova | None, str]:
@@ -201,13 +227,24 @@ def _adjust(tests: list[Difference | None], margin: float) -> list[tuple[float, 
     """Holm, Benjamini-Hochberg and equivalence p of each test; NaN where there is none."""
     tested = [index for index, test in enumerate(tests) if test]
     raw = np.array([test.p for test in tests if test])
-    equal = np.array([equivalence_p(test, margin) for test in tests if test])
+    equal = np.array([_equivalence_p(test, margin) for test in tests if test])
     result = [(math.nan, math.nan, math.nan)] * len(tests)
     for index, *p_values in zip(
         tested, holm(raw), benjamini_hochberg(raw), holm(equal), strict=True
     ):
         result[index] = (float(p_values[0]), float(p_values[1]), float(p_values[2]))
     return result
+
+
+def _equivalence_p(test: Difference, margin: float) -> float:
+    if isinstance(test, AnytimeDifference):
+        return test.equivalence_p(margin)
+    return equivalence_p(test, margin)
+
+
+def _simultaneous(test: Difference | None, num_tests: int) -> tuple[float, float] | None:
+    ends = test.widened(num_tests) if test else None
+    return ends if ends and all(math.isfinite(end) for end in ends) else None
 
 
 def _row(
@@ -226,7 +263,7 @@ def _row(
         arm=arm,
         loss=test,
         loss_gap=gap,
-        simultaneous=test.widened(num_tests) if test else None,
+        simultaneous=_simultaneous(test, num_tests),
         pairs=len(seeds),
         is_single=min(cell.n, base.n) == 1,
         p_holm=p_values[0],

@@ -7,7 +7,6 @@ rows that cannot be compared are refused with their values.
 """
 
 import hashlib
-import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.matching import MATCHED, MATCHED_DEVICE, assign_groups, check_matched
+from analysis.spec import read_spec, spec_value
 from analysis.tidy import conform, tidy
 from orchestrator.records import CURVE_COLUMNS, STATUSES, CurvePoint
 
@@ -80,15 +80,13 @@ class Sweep:
     @property
     def purpose(self) -> str:
         """`compare`, `search` or `measure`; `compare` where nothing says."""
-        return str(spec_value(self.spec, "purpose", "compare"))
+        return str(spec_value(self.spec, "purpose", None) or "compare")
 
-
-def spec_value(spec: dict[str, Any], key: str, default: Any) -> Any:
-    """`key` of a `spec.json`, whether it stands at the top or under `spec`."""
-    nested = spec.get("spec")
-    if key not in spec and isinstance(nested, dict):
-        return nested.get(key, default)
-    return spec.get(key, default)
+    @property
+    def fixed_seeds(self) -> frozenset[int] | None:
+        """Seeds that every cell was given; none where the sweep adds none after looking."""
+        is_adaptive = spec_value(self.spec, "adaptive", None) is not None
+        return frozenset(spec_value(self.spec, "seeds", None) or ()) if is_adaptive else None
 
 
 def load_sweep(folder: Path, *, compare_within: tuple[str, ...] | None = None) -> Sweep:
@@ -104,11 +102,13 @@ def load_sweep(folder: Path, *, compare_within: tuple[str, ...] | None = None) -
             replicate appears twice, or rows that would be compared differ in budget, data,
             evaluation set, sequence length, device or precision.
     """
-    spec = _read_spec(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; give one that holds trials.parquet")
+    spec = read_spec(folder / "spec.json")
     frame = _read_table(folder / "trials.parquet")
     within = compare_within
     if within is None:
-        within = tuple(str(path) for path in spec_value(spec, "compare_within", None) or ())
+        within = tuple(spec_value(spec, "compare_within", None) or ())
     notes: list[str] = []
     has_losses = spec_value(spec, "purpose", "compare") != "measure"
     trials = tidy(frame, str(folder / "trials.parquet"), notes, has_losses=has_losses)
@@ -120,7 +120,7 @@ def load_sweep(folder: Path, *, compare_within: tuple[str, ...] | None = None) -
     order = ["group", "arm_id", "adam_lr", "lr", "cell_id", "seed"]
     trials = trials.sort_values(order, kind="stable", ignore_index=True)
     curves = _read_curves(folder, trials, notes)
-    name = str(spec_value(spec, "name", "")) or _only(trials["sweep"]) or folder.resolve().name
+    name = spec_value(spec, "name", None) or _only(trials["sweep"]) or folder.resolve().name
     return Sweep(
         name=name,
         trials=trials,
@@ -134,21 +134,6 @@ def load_sweep(folder: Path, *, compare_within: tuple[str, ...] | None = None) -
     )
 
 
-def _read_spec(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; give one that holds trials.parquet")
-    path = folder / "spec.json"
-    if not path.exists():
-        return {}
-    try:
-        spec = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not readable JSON: {error}") from error
-    if not isinstance(spec, dict):
-        raise ValueError(f"{path} holds a {type(spec).__name__}; a JSON object is needed")
-    return spec
-
-
 def _read_table(path: Path) -> pd.DataFrame:
     if not path.is_file():
         raise ValueError(f"{path} does not exist; the records of a sweep are needed")
@@ -159,23 +144,33 @@ def _read_table(path: Path) -> pd.DataFrame:
         raise ValueError(f"{path} is not readable as Parquet: {reason}") from error
 
 
+ADAPTIVE_NOTE = (
+    "Seeds were added to {} while comparisons were undecided. Differences of such cells are tested "
+    "so that they hold at every look; t intervals of single arms are those of a number of seeds "
+    "that was fixed beforehand, which theirs was not."
+)
+
+
 def _account(
     trials: pd.DataFrame, not_desired: int, spec: dict[str, Any], notes: list[str]
 ) -> Accounting:
     counts = trials["state"].value_counts()
     seeds = spec_value(spec, "seeds", None)
     missing = 0
-    if isinstance(seeds, list) and seeds and len(trials):
-        wanted = {int(seed) for seed in seeds}
+    if seeds and len(trials):
+        wanted = set(seeds)
         have = trials.groupby("cell_id")["seed"].agg(set)
         missing = int(sum(len(wanted - found) for found in have))
     asked = spec_value(spec, "replicates", None)
-    if isinstance(asked, int):
+    if asked is not None:
         # Cells without any row are missing too, and only the sweep's own count knows them.
         missing = max(missing, asked - len(trials))
     uneven = trials.groupby("cell_id")["seed"].nunique()
     if len(uneven) and uneven.min() != uneven.max():
         notes.append(f"Cells have between {uneven.min()} and {uneven.max()} seeds.")
+    if spec_value(spec, "adaptive", None) is not None:
+        grown = trials.loc[~trials["seed"].isin(seeds or ()), "cell_id"].nunique()
+        notes.append(ADAPTIVE_NOTE.format("1 cell" if grown == 1 else f"{grown} cells"))
     state = {name: int(counts.get(name, 0)) for name in STATUSES}
     return Accounting(
         expected=len(trials) + missing,

@@ -9,7 +9,6 @@ from analysis.budgets import matched_losses
 from analysis.figures.learning_rate import loss_limits
 from analysis.figures.pareto_parts import pareto_alt, pareto_caption
 from analysis.figures.rows import differences_caption
-from analysis.load import spec_value
 from analysis.next_runs import proposal_sentence, propose
 from analysis.published import PUBLISHED_HEADER, published_section
 from analysis.rendering import (
@@ -27,6 +26,7 @@ from analysis.rendering import (
     routing_rows,
 )
 from analysis.scaling import build_families
+from analysis.spec import spec_value
 from analysis.study import Comparable, Study
 
 

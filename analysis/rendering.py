@@ -25,8 +25,8 @@ MAIN_HEADER = (
 MAIN_CAPTION = (
     "Mean over n seeds ± half width of the 95 % t interval (from 3 seeds). Held-out: the loss with "
     "the rate chosen without the seed that is scored. On front: share of seed draws. Against best: "
-    "‘tied’ where a test against the smallest mean, corrected after Holm over all arms, shows no "
-    "difference. ⚠: the rate is not shown to be the optimum."
+    "‘tied’ where a test against the smallest mean, corrected over all pairs of arms since the "
+    "same seeds have picked it, shows no difference. ⚠: the rate is not shown to be the optimum."
 )
 
 

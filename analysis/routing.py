@@ -47,7 +47,9 @@ class RoutingDelta:
     difference: ArmDifference
 
 
-def routing_deltas(points: tuple[Point, ...], margin_nats: float) -> tuple[RoutingDelta, ...]:
+def routing_deltas(
+    points: tuple[Point, ...], margin_nats: float, fixed_seeds: frozenset[int] | None = None
+) -> tuple[RoutingDelta, ...]:
     """One per arm that routes and has one twin with a result; empty where nothing routes."""
     plain = [point for point in points if point.choice and not _routes(point.arm)]
     pairs = []
@@ -60,7 +62,7 @@ def routing_deltas(points: tuple[Point, ...], margin_nats: float) -> tuple[Routi
         if len(twins) == 1:
             pairs.append((point, twins[0]))
     triples = [(point.arm, _cell(point), _cell(twin)) for point, twin in pairs]
-    rows, _, _ = compare_cells(triples, margin_nats)
+    rows, _, _ = compare_cells(triples, margin_nats, fixed_seeds)
     return tuple(
         RoutingDelta(point=point, twin=twin, difference=row)
         for (point, twin), row in zip(pairs, rows, strict=True)

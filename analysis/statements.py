@@ -87,7 +87,10 @@ def _answer_claims(part: Comparable, prefix: str) -> list[Claim]:
                 "standing by arm id",
                 "each arm's loss against the smallest mean at common seeds, each at its chosen "
                 "rate",
-                test={"method": "blocked ANOVA, else paired t or Welch; Holm over all arms"},
+                test={
+                    "method": "blocked ANOVA, else paired t or Welch",
+                    "correction": "over all pairs of arms",
+                },
             )
         )
     if doubt:

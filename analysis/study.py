@@ -13,6 +13,7 @@ from analysis.load import Sweep
 from analysis.naming import shared_facts
 from analysis.pareto import front_mask
 from analysis.routing import RoutingDelta, routing_deltas
+from analysis.standings import standings
 from analysis.stats import Array, mean_interval
 
 
@@ -42,11 +43,6 @@ class Settings:
             raise ValueError(f"margin_nats={self.margin_nats} must be a positive number of nats")
 
 
-STANDINGS = ("best", "tied", "worse", "not tested")
-"""An arm's loss beside the smallest: `tied` where a test against it, corrected after Holm over all
-arms, shows no difference; `not tested` where too few seeds are common."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparable:
     """One comparison: arms that share budget, data and device.
@@ -59,7 +55,7 @@ class Comparable:
         comparison: differences to the baseline.
         hypervolume: none without a front or a reference.
         front_seeds: seeds behind the front's probabilities and per-seed fronts.
-        against_best: arm id to one of `STANDINGS`: its loss beside the smallest of all.
+        against_best: arm id to one of `standings.STANDINGS`: its loss beside the smallest of all.
         routing: arms with cross-layer routing beside their twins without.
         unigram_loss_nats: cross-entropy of the data under unigrams; NaN where unknown.
     """
@@ -167,33 +163,21 @@ def _comparable(
     )
     baseline = _baseline(arms, choices, settings.baseline)
     pairs = [(arm, choice.cell) for arm in arms if (choice := choices[arm.arm_id])]
+    fixed = sweep.fixed_seeds
+    margin = settings.margin_nats
     unigram = _only_value(trials["unigram_loss_nats"].to_numpy(dtype=float))
     return Comparable(
         name=group,
         facts=shared_facts(trials.drop_duplicates("arm_id")),
         points=points,
         baseline=baseline,
-        comparison=compare_arms(pairs, baseline, settings.margin_nats) if baseline else None,
+        comparison=compare_arms(pairs, baseline, margin, fixed) if baseline else None,
         hypervolume=front_area(points, seeds, _reference(settings, unigram, trials)),
         front_seeds=seeds,
-        against_best=_against_best(points, settings.margin_nats),
-        routing=routing_deltas(points, settings.margin_nats),
+        against_best=standings(points, margin, fixed),
+        routing=routing_deltas(points, margin, fixed),
         unigram_loss_nats=unigram,
     )
-
-
-def _against_best(points: tuple[Point, ...], margin_nats: float) -> dict[str, str]:
-    """Arm id to its standing; arms without a loss have none."""
-    pairs = [(point.arm, point.choice.cell) for point in points if point.choice]
-    if not pairs:
-        return {}
-    best, _ = min(pairs, key=lambda pair: pair[1].mean_loss)
-    comparison = compare_arms(pairs, best, margin_nats)
-    standings = {best.arm_id: "best"}
-    for row in comparison.rows if comparison else ():
-        untested = "not tested" if row.loss is None else "tied"
-        standings[row.arm.arm_id] = "worse" if row.verdict == "worse" else untested
-    return standings
 
 
 def _only_value(values: Array) -> float:

@@ -58,24 +58,41 @@ def conform(
 ) -> pd.DataFrame:
     """All `columns` with their kinds; those that are missing are null."""
     kinds = _kinds(record)
+    readers = {"number": _numbers, "flag": _flags, "text": _texts}
     result = pd.DataFrame(index=frame.index)
     for name in columns:
         values = frame[name] if name in frame else pd.Series(None, index=frame.index, dtype=object)
-        if kinds[name] == "number":
-            numbers = pd.to_numeric(values, errors="coerce").astype(float)
-            bad = values[numbers.isna() & values.notna()]
-            # Text such as "nan" is a number that is not one; anything else is a wrong column.
-            bad = bad[bad.map(lambda value: str(value).strip().lower() != "nan")]
-            if len(bad):
-                raise ValueError(
-                    f"{where}: {name}={bad.iloc[0]!r} in row {bad.index[0]} is not a number"
-                )
-            result[name] = numbers
-        elif kinds[name] == "flag":
-            result[name] = values.astype("boolean")
-        else:
-            result[name] = values.map(lambda v: None if pd.isna(v) else str(v)).astype(object)
+        nested = values[values.map(lambda value: isinstance(value, list | dict | np.ndarray))]
+        if len(nested):
+            raise ValueError(f"{where}: {name} in row {nested.index[0]} holds several values")
+        result[name] = readers[kinds[name]](values, f"{where}: {name}")
     return result
+
+
+def _numbers(values: "pd.Series[Any]", where: str) -> "pd.Series[float]":
+    numbers = pd.to_numeric(values, errors="coerce").astype(float)
+    bad = values[numbers.isna() & values.notna()]
+    # Text such as "nan" is a number that is not one; anything else is a wrong column.
+    bad = bad[bad.map(lambda value: str(value).strip().lower() != "nan")]
+    if len(bad):
+        raise ValueError(f"{where}={bad.iloc[0]!r} in row {bad.index[0]} is not a number")
+    return numbers
+
+
+FLAGS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+
+
+def _flags(values: "pd.Series[Any]", where: str) -> "pd.Series[Any]":
+    found = values.map(lambda value: FLAGS.get(str(value).strip().lower()))
+    bad = values[found.isna() & values.notna()]
+    if len(bad):
+        raise ValueError(f"{where}={bad.iloc[0]!r} in row {bad.index[0]} must be true or false")
+    return found.astype("boolean")
+
+
+def _texts(values: "pd.Series[Any]", where: str) -> "pd.Series[Any]":
+    del where
+    return values.map(lambda value: None if pd.isna(value) else str(value)).astype(object)
 
 
 def tidy(frame: pd.DataFrame, where: str, notes: list[str], *, has_losses: bool) -> pd.DataFrame:

@@ -177,7 +177,11 @@ class Ledger:
         )
 
     def compact(self, records: list[TrialRecord], states: dict[str, ReplicateState]) -> None:
-        """Write `trials.parquet` and `curves.parquet` from the journals, each in one rename."""
+        """Write `trials.parquet` and `curves.parquet` from the journals, each in one rename.
+
+        Rows are in the order of replicate ids, so that the same records are the same bytes.
+        """
+        records = sorted(records, key=lambda record: record.replicate_id)
         points = [
             point.as_row()
             for record in records

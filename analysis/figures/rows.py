@@ -3,6 +3,7 @@
 import numpy as np
 from matplotlib.axes import Axes
 
+from analysis.anytime import METHOD
 from analysis.comparison import ArmDifference, Comparison
 from analysis.figures.style import FAINT, INK, Drawing, Palette, freeze, house_style, new_figure
 from analysis.stats import Interval
@@ -100,6 +101,11 @@ def differences_caption(comparison: Comparison, num_hidden: int = 0) -> str:
         f"Grey: ±{comparison.margin_nats:g} nats, the margin below which a difference does not "
         "matter; ‘equivalent’ needs two one-sided tests inside it.",
     ]
+    if METHOD in tests:
+        parts.append(
+            f"‘{METHOD}’: seeds were added until a comparison was decided, and these intervals and "
+            "p values allow for it."
+        )
     if comparison.why_not_pooled:
         parts.append(f"No pooled test: {comparison.why_not_pooled}.")
     if np.isfinite(comparison.detectable_nats):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 
@@ -232,3 +233,66 @@ def test_loading_needs_neither_matplotlib_nor_plotly_nor_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("values", "desired"),
+    [
+        ([1, 0], [True, False]),
+        ([1.0, 0.0], [True, False]),
+        (["true", "False"], [True, False]),
+        ([None, False], [True, False]),
+    ],
+)
+def test_flags_may_be_written_as_numbers_or_words(made, tmp_path, values, desired):
+    rows = pd.DataFrame(made.make_trials(made.small_plan()))
+    rows["desired"] = [values[i % 2] for i in range(len(rows))]
+    sweep = load_sweep(made.write_folder(tmp_path, rows))
+    assert sweep.accounting.found == sum(desired[i % 2] for i in range(len(rows)))
+
+
+@pytest.mark.parametrize(("column", "value"), [("desired", "perhaps"), ("exclusive", 2)])
+def test_a_flag_that_is_neither_is_named(made, tmp_path, column, value):
+    rows = pd.DataFrame(made.make_trials(made.small_plan()))
+    rows[column] = value
+    with pytest.raises(ValueError, match=rf"{column}=.*{value}.* in row 0 must be true or false"):
+        load_sweep(made.write_folder(tmp_path, rows))
+
+
+def test_a_column_of_lists_is_named(made, tmp_path):
+    rows = pd.DataFrame(made.make_trials(made.small_plan()))
+    rows["mixer"] = [["a", "b"]] * len(rows)
+    with pytest.raises(ValueError, match="mixer in row 0 holds several values"):
+        load_sweep(made.write_folder(tmp_path, rows))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seeds", ["a"]),
+        ("seeds", "0,1"),
+        ("seeds", [0.5]),
+        ("seeds", [None]),
+        ("replicates", -1),
+        ("replicates", True),
+        ("purpose", "dance"),
+        ("compare_within", "seq_len"),
+        ("name", 5),
+        ("adaptive", 5),
+        ("provenance", []),
+        ("spec", []),
+    ],
+)
+def test_a_spec_that_means_nothing_is_named(small_folder, tmp_path, key, value):
+    shutil.copy(small_folder / "trials.parquet", tmp_path / "trials.parquet")
+    (tmp_path / "spec.json").write_text(json.dumps({key: value}), encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"spec\.json: {key}=.* must be "):
+        load_sweep(tmp_path)
+
+
+def test_a_spec_of_nulls_says_nothing(small_folder, tmp_path):
+    shutil.copy(small_folder / "trials.parquet", tmp_path / "trials.parquet")
+    nulls = dict.fromkeys(("name", "purpose", "seeds", "replicates", "provenance", "adaptive"))
+    (tmp_path / "spec.json").write_text(json.dumps(nulls), encoding="utf-8")
+    sweep = load_sweep(tmp_path)
+    assert (sweep.name, sweep.purpose, sweep.fixed_seeds) == ("made", "compare", None)
