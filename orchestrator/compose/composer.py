@@ -57,8 +57,8 @@ class Composer:
         self._search = beside if beside != CONF_FOLDER and self._has_groups(beside) else None
         self._bases: dict[tuple[str, ...], tuple[DictConfig, dict[str, Any]]] = {}
         self._missing: dict[tuple[str, ...], set[str]] = {}
+        self._interpolated_groups: set[tuple[str, ...]] = set()
         self._typed: dict[tuple[Any, ...], Any] = {}
-        self._options: dict[tuple[str, str], DictConfig] = {}
         self.read: set[str] = {*GROUPS, *REGISTRIES}
 
     @staticmethod
@@ -75,7 +75,9 @@ class Composer:
         config, plain = self._base(flat)
         self._refuse_missing(flat)
         settings = {p: v for p, v in flat.items() if p not in GROUPS and p not in REGISTRIES}
-        if any(isinstance(v, str) and "${" in v for v in settings.values()):
+        if _groups(flat) in self._interpolated_groups or any(
+            isinstance(v, str) and "${" in v for v in settings.values()
+        ):
             return self._interpolated(config, flat, settings)
         result = copy.deepcopy(plain)
         for path, value in settings.items():
@@ -123,6 +125,8 @@ class Composer:
         except OmegaConfBaseException as error:
             raise ConfigError(explained(error, known_paths())) from None
         missing = self._missing[groups] = set(OmegaConf.missing_keys(config))
+        if "${" in OmegaConf.to_yaml(config):  # to be resolved again with each cell's values
+            self._interpolated_groups.add(groups)
         plain = OmegaConf.to_container(config, resolve=not missing)
         assert isinstance(plain, dict)
         return config, {str(key): value for key, value in plain.items()}
@@ -140,14 +144,11 @@ class Composer:
         owner = _chosen(root, flat) if root else None
         key = (root, owner, path, repr(value))
         if key not in self._typed:
-            if root and owner:
-                if (root, owner) not in self._options:
-                    options = REGISTRIES[root][owner](name=owner)
-                    self._options[root, owner] = OmegaConf.structured(options)
-                config = self._options[root, owner]
+            # Of its own, as other cells must not see what is written here.
+            schema = _options(root, owner) if root and owner else copy.deepcopy(config)
             inside = path.removeprefix(f"{root}.") if root else path
-            _update(config, inside, value, path)
-            node = OmegaConf.select(config, inside)
+            _update(schema, inside, value, path)
+            node = OmegaConf.select(schema, inside)
             self._typed[key] = (
                 OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
             )
@@ -157,10 +158,8 @@ class Composer:
         self, config: DictConfig, flat: dict[str, Any], settings: dict[str, Any]
     ) -> dict[str, Any]:
         trial = copy.deepcopy(config)
-        for root, registry in REGISTRIES.items():
-            name = _chosen(root, flat)
-            options = OmegaConf.structured(registry[name](name=name))
-            OmegaConf.update(trial, root, options, merge=False)
+        for root in REGISTRIES:
+            OmegaConf.update(trial, root, _options(root, _chosen(root, flat)), merge=False)
         for path, value in settings.items():
             if OmegaConf.select(trial, path, default=_ABSENT) is not _ABSENT:
                 self.read.add(path)
@@ -194,6 +193,12 @@ def _chosen(root: str, flat: dict[str, Any]) -> str:
         hint = f"nearest: {', '.join(near)}; " if near else ""
         raise ConfigError(f"{root}={name}: no such option; {hint}known: {', '.join(registry)}")
     return str(name)
+
+
+def _options(root: str, name: str) -> DictConfig:
+    """The typed defaults of a registered option."""
+    options: DictConfig = OmegaConf.structured(REGISTRIES[root][name](name=name))
+    return options
 
 
 def _defaults(root: str, flat: dict[str, Any]) -> dict[str, Any]:
