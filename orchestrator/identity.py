@@ -5,7 +5,6 @@ arm is a cell without its learning rates; a replicate is a cell with a seed. Ids
 hexadecimal digits, so that no parser takes one for a number.
 """
 
-import copy
 import hashlib
 import json
 import math
@@ -67,14 +66,20 @@ def digest(value: Any, digits: int = ID_HEX_DIGITS) -> str:
 
 
 def without(config: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
-    """A copy of a nested configuration without some dotted paths; absent ones are ignored."""
-    result = copy.deepcopy(config)
+    """A nested configuration less some dotted paths; absent ones are ignored.
+
+    Only the dictionaries along these paths are copied, the others are those of `config`.
+    """
+    result = dict(config)
     for path in paths:
         *parents, last = path.split(".")
         node: Any = result
         for name in parents:
-            node = node.get(name) if isinstance(node, dict) else None
-        if isinstance(node, dict):
+            if not isinstance(node.get(name), dict):
+                break
+            node[name] = dict(node[name])
+            node = node[name]
+        else:
             node.pop(last, None)
     return result
 
