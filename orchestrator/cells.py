@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from models.accounting import count_parameters, softmax_reference, solve_ffn_dim
@@ -113,7 +113,7 @@ class _Matcher:
                 "model.ffn_dim is given although match: params solves it; remove it, or say "
                 "match: depth"
             )
-        key = canonical_json(trial_to_dict(config)["model"])
+        key = canonical_json(asdict(config.model))
         if key not in self._solved:
             self._solved[key] = self._solve(config.model)
         return replace(config, model=replace(config.model, ffn_dim=self._solved[key]))

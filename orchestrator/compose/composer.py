@@ -2,6 +2,7 @@
 
 import copy
 import difflib
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -59,6 +60,7 @@ class Composer:
         self._missing: dict[tuple[str, ...], set[str]] = {}
         self._interpolated_groups: set[tuple[str, ...]] = set()
         self._typed: dict[tuple[Any, ...], Any] = {}
+        self._schemas: dict[tuple[str, ...], DictConfig] = {}
         self.read: set[str] = {*GROUPS, *REGISTRIES}
 
     @staticmethod
@@ -79,7 +81,7 @@ class Composer:
             isinstance(v, str) and "${" in v for v in settings.values()
         ):
             return self._interpolated(config, flat, settings)
-        result = copy.deepcopy(plain)
+        result = _copied(plain)
         for path, value in settings.items():
             parent = path.rpartition(".")[0]
             if not _has(plain, parent if parent in mapping_paths() else path):
@@ -144,15 +146,25 @@ class Composer:
         owner = _chosen(root, flat) if root else None
         key = (root, owner, path, repr(value))
         if key not in self._typed:
-            # Of its own, as other cells must not see what is written here.
-            schema = _options(root, owner) if root and owner else copy.deepcopy(config)
+            schema = self._schema(root, owner, flat, config)
             inside = path.removeprefix(f"{root}.") if root else path
             _update(schema, inside, value, path)
             node = OmegaConf.select(schema, inside)
             self._typed[key] = (
                 OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
             )
-        return copy.deepcopy(self._typed[key])
+        return _copied(self._typed[key])
+
+    def _schema(
+        self, root: str | None, owner: str | None, flat: dict[str, Any], config: DictConfig
+    ) -> DictConfig:
+        """Where values are converted: only what was just written to it is ever read from it."""
+        place = (root, owner) if root and owner else _groups(flat)
+        if place not in self._schemas:
+            self._schemas[place] = (
+                _options(root, owner) if root and owner else copy.deepcopy(config)
+            )
+        return self._schemas[place]
 
     def _interpolated(
         self, config: DictConfig, flat: dict[str, Any], settings: dict[str, Any]
@@ -202,8 +214,22 @@ def _options(root: str, name: str) -> DictConfig:
 
 
 def _defaults(root: str, flat: dict[str, Any]) -> dict[str, Any]:
-    name = _chosen(root, flat)
+    return _registered_defaults(root, _chosen(root, flat))
+
+
+@functools.cache
+def _registered_defaults(root: str, name: str) -> dict[str, Any]:
+    """Defaults of a registered option; not to be written to."""
     return asdict(REGISTRIES[root][name](name=name))
+
+
+def _copied(value: Any) -> Any:
+    """Plain values, copied; `copy.deepcopy` takes five times as long, and there are many cells."""
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value
 
 
 _ABSENT = object()
