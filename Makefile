@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 	$(BIN)/python -m orchestrator sweep conf=quickstart
 
 test: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "not gpu and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not slow"
 
 bench-overhead: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/orchestrator/bench_overhead.py

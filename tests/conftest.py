@@ -1,9 +1,27 @@
-"""For all tests: in continuous integration hypothesis draws the same examples each time."""
+"""For all tests: the order of their files, and hypothesis' examples in continuous integration."""
 
 import os
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 if os.environ.get("CI"):
     settings.load_profile("repeatable")
+
+# Minutes each: last, one of them would leave all cores but one with nothing to do.
+LONGEST = (
+    "test_sweep.py",
+    "test_interpreter.py",
+    "test_chaos.py",
+    "test_search_sweep.py",
+    "test_interrupts.py",
+    "test_policies.py",
+    "test_compile_check.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, the others as they were."""
+    rank = {name: position for position, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(LONGEST)))
