@@ -1,6 +1,7 @@
 """Reading, writing on and going back give what reading it all again would give."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,9 @@ from tests.models.small_models import CONFIGS, VOCAB, build_moved, draw_tokens, 
 
 TOLERANCE = 1e-5
 
-every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+# Of each kind of routing one: its options change what a layer adds, not what is kept of a text.
+KEPT = {name: config for name, config in CONFIGS.items() if not re.match("routed-.*-", name)}
+every_config = pytest.mark.parametrize("config", KEPT.values(), ids=KEPT.keys())
 
 
 def equal(a: ModelState, b: ModelState) -> bool:
@@ -100,7 +103,7 @@ def test_accepting_a_part_of_a_draft_equals_reading_only_that_part(
     keeps_every_state: bool,  # noqa: FBT001
 ) -> None:
     model, tokens = build_moved(config), draw_tokens(2, 21)
-    for accepted in (0, 1, 3, 5):
+    for accepted in (0, 3, 5):
         _, state = prefill(model, tokens[:, :11])
         draft = Draft(model, state, keeps_every_state=keeps_every_state)
         logits = draft.read(tokens[:, 11:16])
