@@ -1,6 +1,8 @@
 """`bench` measures what it is asked for, keeps it, and refuses what cannot be measured."""
 
 import csv
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,15 @@ FEW_STEPS = ["lanes.speed.steps=2", "lanes.speed.warmup_steps=1", "batch.tokens=
 
 
 def test_training_steps_of_every_cell_are_timed_and_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, empty_store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "train", *TINY, "--root", str(tmp_path), *FEW_STEPS]) == 0
+    shutil.copy(empty_store, tmp_path)
+    text = tmp_path / "text.jsonl"
+    text.write_text("\n".join(json.dumps({"text": f"line {n} " * 40}) for n in range(200)))
+    data = ["data=files", f"data.sources=[{text}]", "data.vocab_size=260", "eval.windows=1"]
+    cell = [*TINY, "--root", str(tmp_path), *data]
+    assert main(["data", "prepare", *cell]) == 0
+    assert main(["bench", "train", *cell, *FEW_STEPS]) == 0
     (path,) = (tmp_path / "bench").glob("train-*.csv")
     with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
