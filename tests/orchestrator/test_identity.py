@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.config import TrialConfig, trial_from_dict, trial_to_dict
@@ -34,6 +34,7 @@ def changed(path, value):
     return result
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(), PLAIN))
 def test_the_order_of_keys_changes_nothing(value):
     assert canonical_json(value) == canonical_json(dict(reversed(value.items())))
