@@ -1,10 +1,7 @@
 """A worker process: how it journals what ends a trial, and what retires it."""
 
-import multiprocessing
 import os
-import signal
 import sys
-import time
 from dataclasses import asdict
 
 import pytest
@@ -12,7 +9,7 @@ import pytest
 from orchestrator import trial, worker
 from orchestrator.config import RetriesConfig, TrialConfig, trial_to_dict
 from orchestrator.errors import LedgerError
-from orchestrator.failures import classify, grants_retry, mlflow_status
+from orchestrator.failures import classify, grants_retry
 from orchestrator.job import Job, WorkerRetiredError
 from orchestrator.journal import last_event, opening
 from orchestrator.worker import run_job
@@ -61,31 +58,6 @@ def test_what_a_trial_prints_is_in_its_own_log(tmp_path, monkeypatch):
         run_job(job(tmp_path), position=0)
     assert "hello from the trial" in (tmp_path / "output.log").read_text()
     assert last_event(tmp_path / "attempt-0001.jsonl")["failure_class"] == "oom_host"
-
-
-def _sleep_in_a_trial(folder):
-    def wait(*arguments, **options):
-        (folder / "began").touch()
-        time.sleep(60)
-
-    trial.run_trial = wait
-    run_job(job(folder), position=0)
-
-
-def test_sigterm_is_journalled_as_preemption(tmp_path):
-    process = multiprocessing.get_context("spawn").Process(
-        target=_sleep_in_a_trial, args=(tmp_path,)
-    )
-    process.start()
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "began").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGTERM)
-    process.join(30)
-    end = last_event(tmp_path / "attempt-0001.jsonl")
-    assert (end["status"], end["failure_class"]) == ("failed", "preempted")
-    assert mlflow_status(end["status"], end["failure_class"]) == "KILLED"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator import worker
 from orchestrator.config import TrialConfig, trial_to_dict
-from orchestrator.failures import classify_death
+from orchestrator.failures import classify_death, mlflow_status
 from orchestrator.job import Job, WorkerRetiredError
 from orchestrator.journal import Journal, last_event, opening, read_events
 from orchestrator.worker import run_job
@@ -84,6 +84,14 @@ def test_a_trial_that_hangs_outside_python_is_ended_with_its_process(scripted, t
     assert failure == "timeout"
     assert "output.log" in sentence
     assert "in hang" in (tmp_path / "output.log").read_text()
+
+
+def test_sigterm_is_journalled_as_preemption(scripted):
+    job = scripted({"at_step": 2, "what": "terminated"})
+    run_in_a_process(job)
+    end = last_event(Path(job.journal))
+    assert (end["status"], end["failure_class"]) == ("failed", "preempted")
+    assert mlflow_status(end["status"], end["failure_class"]) == "KILLED"
 
 
 def test_what_a_library_prints_past_python_is_in_the_log(scripted, tmp_path, monkeypatch):
