@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, cast, get_type_hints
+from urllib.parse import urlsplit
 
 from models.configs import MIXER_CONFIGS, ModelConfig
 from orchestrator.data.corpus import DataConfig
@@ -444,6 +445,35 @@ class RetriesConfig:
         preempted: the process was asked to end.
         node: the machine was lost.
         timeout: the attempt took too long.
+@dataclass(kw_only=True, slots=True)
+class NotifyConfig:
+    """Who is told that a sweep has ended; no part of any identity.
+
+    Attributes:
+        webhook: http or https URL that gets one JSON POST, see `orchestrator.webhook`; null for
+            none. All of it but scheme and host counts as secret and is written nowhere.
+    """
+
+    webhook: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.webhook is not None and not _is_web_address(self.webhook):
+            raise ValueError(
+                "notify.webhook must be a URL like https://HOST/PATH (http or https, ASCII, "
+                f"no spaces), but its scheme is {urlsplit(self.webhook).scheme!r} or its host or "
+                "port cannot be read"
+            )
+
+
+def _is_web_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        is_web = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, an address in brackets that is none
+        return False
+    return is_web and text.isascii() and text.isprintable() and " " not in text
+
+
         user_bug: an exception in our or the user's code.
         data: the token files could not be read.
     """
@@ -521,6 +551,7 @@ class SweepSpec:
             raise ValueError(f"max_equal_failures={self.max_equal_failures} must be at least 1")
         if self.other_code not in OTHER_CODE:
             choices = ", ".join(OTHER_CODE)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
             raise ValueError(f"other_code={self.other_code!r} must be one of {choices}")
         self._check_purpose()
 

@@ -6,6 +6,7 @@ and their start overlaps the preparation of the data.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from orchestrator import webhook
 from orchestrator.data.dataset import open_dataset
 from orchestrator.display import Watch
 from orchestrator.errors import ConfigError
 from orchestrator.failures import alike, is_storage_error
+from orchestrator.hardware import this_machine
 from orchestrator.journal import last_event
 from orchestrator.leases import DriverLease
 from orchestrator.ledger import Ledger, ReplicateState, read_rows
@@ -42,7 +45,7 @@ from orchestrator.readiness import (
 )
 from orchestrator.records import TrialRecord
 from orchestrator.rounds import extended, next_round, summary, unreached
-from orchestrator.store_uri import tracking_uri, without_secret
+from orchestrator.store_uri import tracking_uri, without_path, without_secret
 
 if TYPE_CHECKING:
     from orchestrator.tracking import MlflowView
@@ -94,7 +97,9 @@ def reconcile(
         if not price.unmeasured:  # known before anything is started
             refuse_costly(plan, price, is_overruled=is_price_overruled)
         call = _Call(plan, provenance, console, is_price_overruled=is_price_overruled)
-        return _reconcile(call, console, lease, uri)
+        code = _reconcile(call, console, lease, uri)
+        call.tell_end()
+        return code
 
 
 def _lease(plan: Plan, console: Console) -> DriverLease:
@@ -110,13 +115,16 @@ def _reconcile(call: "_Call", console: Console, lease: DriverLease, uri: str) ->
         try:
             call.run(uri, wait_for_data)
             call.conclude()
+            call.outcome = "done"
         except SweepStoppedError as error:
             call.wind_up("FAILED")
+            call.outcome = "stopped_by_bugs"
             console.print(f"stopped: {error}", markup=False)
             return EXIT_FAILED
         except (KeyboardInterrupt, SystemExit):  # Ray exits on a signal while it starts
             if lease.lost_to is None:
                 call.wind_up("KILLED")
+                call.outcome = "interrupted"
             else:
                 console.print(f"{lease.lost_to} has taken over this sweep")
             console.print("interrupted; the same command continues")
@@ -125,6 +133,7 @@ def _reconcile(call: "_Call", console: Console, lease: DriverLease, uri: str) ->
             if not is_storage_error(error):
                 call.wind_up("FAILED")
                 raise
+            call.outcome = "stopped_by_storage"
             console.print(
                 f"stopped: nothing can be written to {call.plan.root} ({error.strerror}); make "
                 "room there, and the same command continues"
@@ -151,6 +160,7 @@ class _Call:
 
     Attributes:
         plan: as it stands.
+        outcome: how the sweep ended here; None while it goes on, here or in another process.
     """
 
     def __init__(
@@ -161,6 +171,8 @@ class _Call:
         self._console = console
         self._is_price_overruled = is_price_overruled
         self._progress: _Progress | None = None
+        self._began = time.monotonic()
+        self.outcome: str | None = None
 
     def run(self, uri: str, wait_for_data: Callable[[], Plan]) -> None:
         """Both lanes, watched; behind it no worker process is left."""
@@ -231,6 +243,30 @@ class _Call:
         self._progress.close(status, {}, _note(self.plan), [])
 
 
+    def tell_end(self) -> None:
+        """Tell the webhook, if there is one, how the sweep ended."""
+        spec = self.plan.spec
+        if spec.notify.webhook is None or self.outcome is None:
+            return
+        try:
+            states = self.plan.ledger.states(self.plan.desired)
+        except OSError:  # the storage that ended the sweep; what was read last must do
+            states = self.plan.states
+        body = webhook.message(
+            spec.name,
+            self.outcome,
+            Counter(state.status for state in states.values()),
+            wall_seconds=time.monotonic() - self._began,
+            host=this_machine().host,
+            mlflow_url=self._progress.page if self._progress is not None else None,
+        )
+        if problem := webhook.post(spec.notify.webhook, body):
+            self._console.print(
+                f"the webhook at {without_path(spec.notify.webhook)} was not told of the end: "
+                f"{problem}",
+                markup=False,
+            )
+
 def measure_shapes(plan: Plan, price: Price, provenance: Provenance, console: Console) -> None:
     """Run the pilots that a price lacks; call it inside `local_ray`, with the data prepared."""
     from orchestrator.sweep import run_pilots
@@ -283,6 +319,11 @@ class _Progress:
         self._failed_before = {n for n, s in plan.states.items() if s.status == "failed"}
 
     def follow(self, plan: Plan, watch: Watch) -> None:
+    @property
+    def page(self) -> str | None:
+        """Where a tracking server shows the sweep; None without a server."""
+        return self._view.page
+
         """Look after the replicates of a plan from now on, and show them."""
         with self._lock:
             self._plan, self.watch = plan, watch
@@ -414,6 +455,7 @@ def spec_json(plan: Plan, provenance: Provenance) -> dict[str, Any]:
         "format": SPEC_FORMAT,
         **asdict(spec),
         "tracking": {"uri": without_secret(spec.tracking.uri) if spec.tracking.uri else None},
+        "notify": {"webhook": without_path(spec.notify.webhook) if spec.notify.webhook else None},
         "asked_device": spec.device,
         "device": plan.device,
         "precision": plan.precision,

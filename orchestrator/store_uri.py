@@ -1,4 +1,7 @@
-"""Where the MLflow view goes; apart from `tracking`, since importing MLflow takes long."""
+"""Where the MLflow view goes, and how addresses are written down without their secrets.
+
+Apart from `tracking`, since importing MLflow takes long.
+"""
 
 import re
 from pathlib import Path
@@ -48,6 +51,18 @@ PASSWORD = re.compile(r"(://[^\s:/@]*):[^\s/]*@")
 """The password of a URI, in any text; it may hold `@` itself, as people write it."""
 
 
+WEBHOOK = re.compile(r"""(webhook["']?\s*[:=]\s*["']?)(https?://\S+)""", re.IGNORECASE)
+"""A webhook with its key, as a command line, a sweep file or a diff has it, to the next space."""
+
+
 def without_secret(text: str) -> str:
-    """A URI, or any text with URIs in it, without the passwords that they carry."""
+    """A URI, or any text with URIs in it, without the passwords and webhooks that they carry."""
+    text = WEBHOOK.sub(lambda found: found[1] + without_path(found[2]), text)
     return PASSWORD.sub(r"\1:***@", text)
+
+
+def without_path(url: str) -> str:
+    """Scheme and host of a webhook: whoever knows the rest can write to it."""
+    scheme, _, rest = url.partition("://")
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")[2]
+    return f"{scheme}://{host}/***"

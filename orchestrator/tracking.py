@@ -102,6 +102,7 @@ class MlflowView:
     def __init__(self, uri: str, root: Path, sweep: str) -> None:
         self._sweep = sweep
         self._address = ui_address(uri)
+        self._has_server = uri.startswith(("http://", "https://"))
         root.mkdir(parents=True, exist_ok=True)
         # Processes that make or migrate an SQLite store at the same time break it.
         with waiting_lock(root / "mlflow.lock"):
@@ -145,6 +146,15 @@ class MlflowView:
             if "described" in run.data.tags:
                 self._described.add(name)
         self._is_known = True
+
+    @property
+    def page(self) -> str | None:
+        """Where a tracking server shows the sweep's own run; None for a store without a server."""
+        return f"{self._runs_page}/{self._parent}" if self._has_server and self._parent else None
+
+    @property
+    def _runs_page(self) -> str:
+        return f"{self._address}/#/experiments/{self._experiment}/runs"
 
     @property
     def _parent_id(self) -> str:
@@ -191,7 +201,7 @@ class MlflowView:
         """
         if not self._is_known:
             self._find_runs()
-        page = f"{self._address}/#/experiments/{self._experiment}/runs"
+        page = self._runs_page
         links = {
             "sweep": f"{page}/{self._parent_id}",
             "replicates": {name: f"{page}/{run_id}" for name, run_id in sorted(self._runs.items())},

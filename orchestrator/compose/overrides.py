@@ -11,6 +11,7 @@ from orchestrator.compose.keys import require_known
 from orchestrator.compose.sentences import first_line
 from orchestrator.config import SPEC_KEYS
 from orchestrator.errors import ConfigError
+from orchestrator.store_uri import without_secret
 
 LISTED_KEYS = {"base", "axes", "exclude"}
 """Keys of a sweep file that hold paths of trials."""
@@ -36,18 +37,21 @@ def parse_override(text: str) -> Override:
     Raises:
         ConfigError: it cannot be read, adds or removes a key, or has no fixed list of values.
     """
+    shown = without_secret(text)
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        raise ConfigError(f"override {text!r}: {first_line(error)}") from None
+        raise ConfigError(f"override {shown!r}: {first_line(error)}") from None
     if override.is_delete() or override.is_add() or override.is_force_add():
-        raise ConfigError(f"override {text!r}: write key=value; keys are neither added nor removed")
+        raise ConfigError(
+            f"override {shown!r}: write key=value; keys are neither added nor removed"
+        )
     if override.is_sweep_override() and not override.is_discrete_sweep():
         raise ConfigError(
-            f"override {text!r}: give a list, range() or choice(); it must be discrete"
+            f"override {shown!r}: give a list, range() or choice(); it must be discrete"
         )
     if "shuffle" in text:
-        raise ConfigError(f"override {text!r}: shuffle() differs at every call, so it is refused")
+        raise ConfigError(f"override {shown!r}: shuffle() differs at every call, so it is refused")
     return override
 
 
