@@ -432,20 +432,6 @@ class TrackingConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class RetriesConfig:
-    """Attempts after the first that one call grants a replicate, by how the last one failed.
-
-    `diverged` is a result and is never tried again. Being preempted or losing the machine uses up
-    no other class's attempts.
-
-    Attributes:
-        oom_gpu: device memory ran out; each further attempt reads at most half as many windows
-            in one forward pass, and as many in a step.
-        oom_host: host memory ran out, or the process was killed from outside.
-        preempted: the process was asked to end.
-        node: the machine was lost.
-        timeout: the attempt took too long.
-@dataclass(kw_only=True, slots=True)
 class NotifyConfig:
     """Who is told that a sweep has ended; no part of any identity.
 
@@ -474,6 +460,20 @@ def _is_web_address(text: str) -> bool:
     return is_web and text.isascii() and text.isprintable() and " " not in text
 
 
+@dataclass(kw_only=True, slots=True)
+class RetriesConfig:
+    """Attempts after the first that one call grants a replicate, by how the last one failed.
+
+    `diverged` is a result and is never tried again. Being preempted or losing the machine uses up
+    no other class's attempts.
+
+    Attributes:
+        oom_gpu: device memory ran out; each further attempt reads at most half as many windows
+            in one forward pass, and as many in a step.
+        oom_host: host memory ran out, or the process was killed from outside.
+        preempted: the process was asked to end.
+        node: the machine was lost.
+        timeout: the attempt took too long.
         user_bug: an exception in our or the user's code.
         data: the token files could not be read.
     """
@@ -537,6 +537,7 @@ class SweepSpec:
     price: PriceConfig = field(default_factory=PriceConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
 
     def __post_init__(self) -> None:
         if self.purpose not in PURPOSES:
@@ -551,7 +552,6 @@ class SweepSpec:
             raise ValueError(f"max_equal_failures={self.max_equal_failures} must be at least 1")
         if self.other_code not in OTHER_CODE:
             choices = ", ".join(OTHER_CODE)
-    notify: NotifyConfig = field(default_factory=NotifyConfig)
             raise ValueError(f"other_code={self.other_code!r} must be one of {choices}")
         self._check_purpose()
 

@@ -242,7 +242,6 @@ class _Call:
         compact(self.plan)
         self._progress.close(status, {}, _note(self.plan), [])
 
-
     def tell_end(self) -> None:
         """Tell the webhook, if there is one, how the sweep ended."""
         spec = self.plan.spec
@@ -266,6 +265,7 @@ class _Call:
                 f"{problem}",
                 markup=False,
             )
+
 
 def measure_shapes(plan: Plan, price: Price, provenance: Provenance, console: Console) -> None:
     """Run the pilots that a price lacks; call it inside `local_ray`, with the data prepared."""
@@ -318,12 +318,12 @@ class _Progress:
         self._open = dict(plan.desired)
         self._failed_before = {n for n, s in plan.states.items() if s.status == "failed"}
 
-    def follow(self, plan: Plan, watch: Watch) -> None:
     @property
     def page(self) -> str | None:
         """Where a tracking server shows the sweep; None without a server."""
         return self._view.page
 
+    def follow(self, plan: Plan, watch: Watch) -> None:
         """Look after the replicates of a plan from now on, and show them."""
         with self._lock:
             self._plan, self.watch = plan, watch
@@ -454,8 +454,8 @@ def spec_json(plan: Plan, provenance: Provenance) -> dict[str, Any]:
     return {
         "format": SPEC_FORMAT,
         **asdict(spec),
-        "tracking": {"uri": without_secret(spec.tracking.uri) if spec.tracking.uri else None},
         "notify": {"webhook": without_path(spec.notify.webhook) if spec.notify.webhook else None},
+        "tracking": {"uri": without_secret(spec.tracking.uri) if spec.tracking.uri else None},
         "asked_device": spec.device,
         "device": plan.device,
         "precision": plan.precision,
