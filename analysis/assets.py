@@ -21,6 +21,7 @@ code{font-size:.85em;overflow-wrap:anywhere}
 .plot{width:100%}
 .tall{height:min(620px,max(430px,72vw))}
 .small{height:250px}
+.low{height:150px}
 .medium{height:300px}
 .panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr));gap:18px}
 .scroll{overflow-x:auto;margin:.6em 0}
@@ -31,6 +32,7 @@ th{color:var(--faint);font-weight:500}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--paper)}
 table.narrow td{white-space:normal;overflow-wrap:anywhere}
 table.narrow td+td{text-align:left}
+table.narrow td:first-child{white-space:nowrap;vertical-align:top}
 @media (max-width:600px){table.wide td:first-child{white-space:normal;min-width:9.5em}
 th,td{padding:5px 7px}}
 ul{padding-left:1.2em;font-size:.92rem}

@@ -102,13 +102,13 @@ def interpolated_optimum(rates: Array, losses: Array) -> Vertex | None:
 
     Args:
         rates: [rates], positive and ascending.
-        losses: [rates]; a non-finite neighbour gives none.
+        losses: [rates]; a non-finite neighbour gives none, nor does one at the same rate.
     """
     best = argmin_first(losses)
     if not 0 < best < len(rates) - 1:
         return None
     x, y = np.log10(rates[best - 1 : best + 2]), losses[best - 1 : best + 2]
-    if not np.isfinite(y).all():
+    if not np.isfinite(y).all() or not (np.diff(x) > 0).all():
         return None
     curvature, slope, constant = np.polyfit(x - x[1], y, 2)
     if curvature <= 0:

@@ -9,6 +9,7 @@ from analysis.budgets import matched_losses
 from analysis.figures.learning_rate import loss_limits
 from analysis.figures.pareto_parts import pareto_alt, pareto_caption
 from analysis.figures.rows import differences_caption
+from analysis.formats import markdown_table
 from analysis.next_runs import proposal_sentence, propose
 from analysis.published import PUBLISHED_HEADER, published_section
 from analysis.rendering import (
@@ -20,9 +21,8 @@ from analysis.rendering import (
     ROUTING_CAPTION,
     ROUTING_HEADER,
     difference_text_rows,
-    equal_cost_rows,
+    equal_cost,
     main_rows,
-    markdown_table,
     routing_rows,
 )
 from analysis.scaling import build_families
@@ -167,10 +167,13 @@ def _markdown_more(part: Comparable, suffix: str, study: Study) -> list[str]:
     if part.routing:
         lines += [f"## What routing changes{suffix}", ""]
         lines += [markdown_table(ROUTING_HEADER, routing_rows(part)), "", ROUTING_CAPTION, ""]
-    equal = equal_cost_rows(matched_losses(part.points, study.sweep.curves))
-    if equal:
+    equal, unknown = equal_cost(matched_losses(part.points, study.sweep.curves))
+    if equal or unknown:
         lines += [f"## Loss at equal cost{suffix}", ""]
+    if equal:
         lines += [markdown_table(EQUAL_COST_HEADER, equal), "", EQUAL_COST_CAPTION, ""]
+    if unknown:
+        lines += [*[f"- {sentence}" for sentence in unknown], ""]
     if study.settings.published:
         sentence, rows = published_section(part, study.settings.published)
         lines += [f"## Beside published numbers{suffix}", "", sentence, ""]

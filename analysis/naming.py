@@ -37,11 +37,24 @@ def optimizer_name(value: Any) -> str:
     return _spelt(OPTIMIZERS, value)
 
 
+MOST_CHARACTERS = 40
+"""Of one part of a name; a figure has no room for more. Tables have whole ids."""
+
+
+def shortened(text: str) -> str:
+    """One line of at most `MOST_CHARACTERS`, with an ellipsis for what is left out inside."""
+    line = " ".join(text.split())
+    tail = MOST_CHARACTERS // 3
+    if len(line) <= MOST_CHARACTERS:
+        return line
+    return f"{line[: MOST_CHARACTERS - tail - 1]}…{line[-tail:]}"
+
+
 def _spelt(known: Mapping[str, str], value: Any) -> str:
     text = str(value)
     if text in known:
         return known[text]
-    words = text.replace("_", " ").strip()
+    words = shortened(text.replace("_", " "))
     return words[:1].upper() + words[1:]
 
 
@@ -51,7 +64,7 @@ def _part(column: str, value: Any) -> str:
     if column == "routing":
         return "" if value == "none" else _spelt(ROUTINGS, value)
     if column in ("stack", "size"):
-        return str(value)
+        return shortened(str(value))
     if column == "softmax_every":
         return f"softmax every {value:g}"
     if column == "seq_len":
@@ -60,7 +73,7 @@ def _part(column: str, value: Any) -> str:
         noun = "tokens" if column == "tokens" else "tokens a step"
         return f"{value:,.0f} {noun}"
     words = {"dt_init": "Δt", "optimizer_variant": "", "residual": "residual", "match": "match"}
-    return f"{words.get(column, column)} {value}".strip()
+    return f"{words.get(column, column)} {shortened(str(value))}".strip()
 
 
 COLUMNS = (
@@ -124,11 +137,11 @@ def _join(row: "pd.Series[Any]", shown: Sequence[str]) -> str:
         if column == "stack" and row["mixer"] == "softmax" and row[column] == "pure":
             continue
         parts.append(_part(column, row[column]))
-    return SEPARATOR.join(part for part in parts if part) or str(row["arm_id"])
+    return SEPARATOR.join(part for part in parts if part) or shortened(str(row["arm_id"]))
 
 
 def _tell_apart(ids: list[str], labels: list[str], configs: list[Any]) -> list[str]:
-    """Adds what differs in the configurations, then a piece of the id, to equal names."""
+    """Adds what differs in the configurations, then ids or numbers, to equal names."""
     twins: dict[str, list[int]] = {}
     for index, label in enumerate(labels):
         twins.setdefault(label, []).append(index)
@@ -140,13 +153,17 @@ def _tell_apart(ids: list[str], labels: list[str], configs: list[Any]) -> list[s
         paths = sorted({key for one in flat for key in one if not _is_rate(key)})
         differing = [p for p in paths if len({json.dumps(one.get(p)) for one in flat}) > 1]
         for index, own in zip(members, flat, strict=True):
-            extra = [f"{p.rsplit('.', 1)[-1]} {own.get(p)}" for p in differing[:3]]
+            extra = [f"{p.rsplit('.', 1)[-1]} {shortened(str(own.get(p)))}" for p in differing[:3]]
             longer[index] = SEPARATOR.join([label, *extra])
     counts = Counter(longer)
-    return [
-        f"{label} ({arm_id})" if counts[label] > 1 else label
+    named = [
+        f"{label} ({shortened(arm_id)})" if counts[label] > 1 else label
         for arm_id, label in zip(ids, longer, strict=True)
     ]
+    if len(set(named)) == len(named):
+        return named
+    # Ids so long that they are equal once shortened.
+    return [f"{label} #{number}" for number, label in enumerate(named, start=1)]
 
 
 def _is_rate(path: str) -> bool:

@@ -12,6 +12,7 @@ from analysis.assets import SCRIPT, STYLE
 from analysis.budgets import matched_losses
 from analysis.figures.curves import build_curves, curves_caption
 from analysis.figures.pareto_parts import pareto_caption
+from analysis.figures.relative_rate import RELATIVE_CAPTION
 from analysis.figures.rows import differences_caption
 from analysis.figures.scaling import scaling_caption
 from analysis.interactive.costs import curves_figure, scaling_figures, trade_off_figure
@@ -30,7 +31,7 @@ from analysis.rendering import (
     ROUTING_CAPTION,
     ROUTING_HEADER,
     difference_text_rows,
-    equal_cost_rows,
+    equal_cost,
     main_rows,
     routing_rows,
 )
@@ -134,13 +135,18 @@ def _part(part: Comparable, key: str, figures: dict[str, Any], links: RunLinks) 
     panels = rate_figures(part)
     if panels:
         boxes = []
-        for index, (name, figure) in enumerate(panels):
+        for index, (name, figure, relative) in enumerate(panels):
             figures[f"{key}-rate{index}"] = figure
-            boxes.append(
-                f'<div class="panel"><h3>{html.escape(name)}</h3>'
-                f'<div class="plot small" id="{key}-rate{index}"></div></div>'
+            box = (
+                f'<h3>{html.escape(name)}</h3><div class="plot small" id="{key}-rate{index}"></div>'
             )
-        content = f'<div class="panels">{"".join(boxes)}</div>' + _caption(RATE_CAPTION)
+            if relative:
+                figures[f"{key}-relative{index}"] = relative
+                box += f'<div class="plot low" id="{key}-relative{index}"></div>'
+            boxes.append(f'<div class="panel">{box}</div>')
+        has_relative = any(relative for *_, relative in panels)
+        caption = f"{RATE_CAPTION} {RELATIVE_CAPTION}" if has_relative else RATE_CAPTION
+        content = f'<div class="panels">{"".join(boxes)}</div>' + _caption(caption)
         sections.append(_section(f"Loss against learning rate{suffix}", content))
     rows = difference_figure(part)
     if rows and part.comparison:
@@ -165,9 +171,10 @@ def _costs(part: Comparable, key: str, study: Study, figures: dict[str, Any]) ->
         figures[f"{key}-curves"] = curves
         content = _figure(f"{key}-curves", curves_caption(built, len(part.points)), "tall")
         sections.append(_section(f"Loss over training{suffix}", content))
-    equal = equal_cost_rows(matched_losses(part.points, study.sweep.curves))
-    if equal:
-        content = _table(EQUAL_COST_HEADER, equal) + _caption(EQUAL_COST_CAPTION)
+    equal, unknown = equal_cost(matched_losses(part.points, study.sweep.curves))
+    if equal or unknown:
+        table = _table(EQUAL_COST_HEADER, equal) + _caption(EQUAL_COST_CAPTION) if equal else ""
+        content = table + _list(unknown)
         sections.append(_section(f"Loss at equal cost{suffix}", content))
     boxes = []
     for index, trade in enumerate(trade_offs(part)):

@@ -1,7 +1,6 @@
-"""Tables as text for reading: rows of words, Markdown and LaTeX."""
+"""Tables as text for reading: rows of words."""
 
 import math
-from collections.abc import Sequence
 
 from analysis.budgets import MatchedLoss
 from analysis.comparison import ArmDifference
@@ -113,76 +112,38 @@ EQUAL_COST_CAPTION = (
 )
 
 
-def equal_cost_rows(matches: list[MatchedLoss]) -> list[list[str]]:
-    """Losses at equal device time and equal FLOPs as text, best first within a budget."""
-    ordered = sorted(matches, key=lambda m: (m.budget, math.isnan(m.loss), m.loss))
+def equal_cost(matches: list[MatchedLoss]) -> tuple[list[list[str]], list[str]]:
+    """Losses at equal device time and equal FLOPs, best first, and what is not known.
+
+    Returns:
+        Rows as text for each budget at which two arms or more can be read, and a sentence for each
+        budget at which some cannot.
+    """
+    rows, sentences = [], []
+    for budget, words in BUDGET_WORDS.items():
+        own = [match for match in matches if match.budget == budget]
+        known = [match for match in own if not math.isnan(match.loss)]
+        if len(known) < len(own):
+            sentences.append(
+                f"At equal {words} the loss of {len(own) - len(known)} of {len(own)} arms is not "
+                "known: their curves have no evaluation on both sides of it (eval.every_steps)."
+            )
+        if len(known) > 1:
+            own.sort(key=lambda m: (math.isnan(m.loss), m.loss))
+            rows += [_equal_cost_row(match) for match in own]
+    return rows, sentences
+
+
+def _equal_cost_row(match: MatchedLoss) -> list[str]:
+    unit = " s" if match.budget == "device_seconds" else " FLOPs"
     return [
-        [
-            match.arm.label,
-            BUDGET_WORDS[match.budget],
-            count_text(match.amount) + (" s" if match.budget == "device_seconds" else " FLOPs"),
-            count_text(match.tokens),
-            share_text(match.share),
-            loss_text(match.loss, match.interval),
-        ]
-        for match in ordered
+        match.arm.label,
+        BUDGET_WORDS[match.budget],
+        count_text(match.amount) + unit,
+        count_text(match.tokens),
+        share_text(match.share),
+        loss_text(match.loss, match.interval),
     ]
 
 
 BUDGET_WORDS = {"device_seconds": "device time", "flops": "training FLOPs"}
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; pipes in cells are escaped."""
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-LATEX_ESCAPES = str.maketrans(
-    {
-        "&": r"\&",
-        "%": r"\%",
-        "$": r"\$",
-        "#": r"\#",
-        "_": r"\_",
-        "{": r"\{",
-        "}": r"\}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "\\": r"\textbackslash{}",
-        "±": r"$\pm$",
-        "·": r"$\cdot$",
-        "−": r"$-$",
-        "×": r"$\times$",
-        "–": "--",
-        "…": r"\ldots{}",
-        "⚠": r"$^\dagger$",
-        "Δ": r"$\Delta$",
-    }
-)
-
-
-def latex_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
-    """A `booktabs` table; every special character is escaped."""
-    columns = "l" + "r" * (len(header) - 1)
-
-    def line(cells: Sequence[str]) -> str:
-        return "  " + " & ".join(cell.translate(LATEX_ESCAPES) for cell in cells) + r" \\"
-
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"\centering",
-            rf"\caption{{{caption.translate(LATEX_ESCAPES)}}}",
-            rf"\begin{{tabular}}{{{columns}}}",
-            r"\toprule",
-            line(header),
-            r"\midrule",
-            *[line(row) for row in rows],
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )

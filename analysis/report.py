@@ -8,10 +8,11 @@ from analysis.claims import claims_text
 from analysis.cost_tables import csv_tables
 from analysis.figures import draw_all
 from analysis.figures.style import house_style, png_bytes, svg_bytes
+from analysis.formats import latex_table
 from analysis.load import load_sweep
 from analysis.markdown import findings, markdown_page, provenance
 from analysis.page import html_page
-from analysis.rendering import MAIN_HEADER, latex_table, main_rows
+from analysis.rendering import MAIN_HEADER, main_rows
 from analysis.run_links import find_run_links
 from analysis.study import Settings, Study, analyse
 

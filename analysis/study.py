@@ -104,7 +104,7 @@ class Study:
     @property
     def title(self) -> str:
         """Title of the report."""
-        return self.settings.title or f"Sweep {self.sweep.name}"
+        return " ".join((self.settings.title or f"Sweep {self.sweep.name}").split())
 
     @property
     def points(self) -> tuple[Point, ...]:

@@ -69,13 +69,19 @@ def conform(
     return result
 
 
+WRITTEN_INFINITY = 1e300
+"""Stores without infinities, MLflow's among them, write them as ±1.797e308."""
+
+
 def _numbers(values: "pd.Series[Any]", where: str) -> "pd.Series[float]":
     numbers = pd.to_numeric(values, errors="coerce").astype(float)
+    is_infinite = numbers.abs() >= WRITTEN_INFINITY
+    numbers[is_infinite] = np.copysign(np.inf, numbers[is_infinite])
     bad = values[numbers.isna() & values.notna()]
     # Text such as "nan" is a number that is not one; anything else is a wrong column.
     bad = bad[bad.map(lambda value: str(value).strip().lower() != "nan")]
     if len(bad):
-        raise ValueError(f"{where}={bad.iloc[0]!r} in row {bad.index[0]} is not a number")
+        raise ValueError(f"{where}={bad.tolist()[0]!r} in row {bad.index[0]} is not a number")
     return numbers
 
 
@@ -86,7 +92,7 @@ def _flags(values: "pd.Series[Any]", where: str) -> "pd.Series[Any]":
     found = values.map(lambda value: FLAGS.get(str(value).strip().lower()))
     bad = values[found.isna() & values.notna()]
     if len(bad):
-        raise ValueError(f"{where}={bad.iloc[0]!r} in row {bad.index[0]} must be true or false")
+        raise ValueError(f"{where}={bad.tolist()[0]!r} in row {bad.index[0]} must be true or false")
     return found.astype("boolean")
 
 
@@ -115,6 +121,11 @@ def tidy(frame: pd.DataFrame, where: str, notes: list[str], *, has_losses: bool)
     if frame.empty:
         raise ValueError(f"{where} has no rows: the sweep has no replicates yet")
     trials = conform(frame.reset_index(drop=True), TrialRecord, TRIAL_COLUMNS, where)
+    nameless = trials.index[trials["arm_id"].isna() & trials["mixer"].isna()]
+    if len(nameless):
+        raise ValueError(
+            f"{where}: row {nameless[0]} has neither arm_id nor mixer; nothing says what it is"
+        )
     _check_ranges(trials, where)
     _derive_ids(trials, notes)
     for keys in (["replicate_id"], ["cell_id", "seed"]):

@@ -29,6 +29,7 @@ from analysis.figures.style import (
     new_figure,
 )
 from analysis.front import Point, seed_points
+from analysis.naming import shortened
 from analysis.pareto import attainment_surface, staircase
 from analysis.stats import Array
 from analysis.study import Comparable
@@ -181,7 +182,7 @@ def _draw_unigram(axes: Axes, part: Comparable) -> None:
 
 def _finish(axes: Axes, part: Comparable) -> None:
     device = part.points[0].arm.fact("device_name")
-    axes.set_xlabel("training throughput, tokens/s" + (f" ({device})" if device else ""))
+    axes.set_xlabel("training throughput, tokens/s" + (f" ({shortened(device)})" if device else ""))
     axes.set_ylabel("final validation loss, nats per token")
     heading = "Final loss against training throughput"
     facts = " · ".join(text for text in (part.name, part.facts) if text)

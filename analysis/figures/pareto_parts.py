@@ -128,7 +128,7 @@ def axis_limits(
     else:
         pad = 0.12 * (max(speeds) - min(speeds)) or 0.1 * max(speeds)
         x = (min(speeds) - pad, max(speeds) + pad)
-    pad = 0.09 * (max(losses) - min(losses)) or 0.02 * max(losses)
+    pad = 0.09 * (max(losses) - min(losses)) or 0.02 * abs(max(losses)) or 0.02
     # The top edge is where diverged arms are marked.
     low, high = min(losses) - pad, max(losses) + 1.6 * pad
     if high < reference + pad <= high + (high - low) / 2:

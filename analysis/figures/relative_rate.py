@@ -26,6 +26,9 @@ RATIOS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 CLOSE_RATIOS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Ticks of an axis that spans less than a decade."""
 
+DECADES = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0)
+"""Ticks of an axis that spans more than two."""
+
 
 def rate_lines(arm: Arm) -> list[list[Cell]]:
     """Cells of an arm by ascending rate: one line, or one per Adam rate where these form a grid."""
@@ -66,6 +69,13 @@ def rise_limits(panels: dict[str, list[Point]]) -> tuple[float, float]:
     return min([0.0, *shown]) - 0.08 * high, 1.12 * high
 
 
+def ratio_ticks(low: float, high: float) -> tuple[float, ...]:
+    """Ratios to write at an axis of rates over the best rate; some may lie outside."""
+    if high > 100 * low:
+        return DECADES
+    return RATIOS if high > 10 * low else CLOSE_RATIOS
+
+
 def draw_relative(
     axes: Axes, points: list[Point], palette: Palette, limits: tuple[float, float]
 ) -> None:
@@ -95,8 +105,7 @@ def draw_relative(
     axes.axhline(TOLERANCE_NATS, color=FAINT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
     axes.set_xlim(min(ratios) / 1.4, max(ratios) * 1.4)
     low, high = axes.get_xlim()
-    grid = RATIOS if high > 10 * low else CLOSE_RATIOS
-    ticks = [ratio for ratio in grid if low <= ratio <= high]
+    ticks = [ratio for ratio in ratio_ticks(low, high) if low <= ratio <= high]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×"))

@@ -35,8 +35,8 @@ def draw_differences(part: Comparable) -> Drawing | None:
     shown = rows[:MAX_ROWS]
     palette = Palette(tuple(point.arm for point in part.points))
     with house_style():
-        figure = new_figure(8.0, 0.24 * len(shown) + 1.2)
-        axes, words = figure.subplots(1, 2, sharey=True, width_ratios=(2.9, 1))
+        figure = new_figure(9.0, 0.24 * len(shown) + 1.2)
+        axes, words = figure.subplots(1, 2, sharey=True, width_ratios=(1.9, 1))
         words.set_axis_off()
         margin = comparison.margin_nats
         axes.axvspan(-margin, margin, color=FAINT, alpha=0.18, linewidth=0)
@@ -44,12 +44,13 @@ def draw_differences(part: Comparable) -> Drawing | None:
         for height, row in enumerate(shown):
             _draw_row(axes, height, row, palette)
             ratio = f"{row.speed_ratio.mean:.2f}×" if row.speed_ratio else "–"
-            _write(words, height, (p_text(row.p_holm), row.verdict, ratio), INK)
+            texts = (str(row.pairs), p_text(row.p_holm), row.verdict, ratio)
+            _write(words, height, texts, INK)
         axes.set_yticks(range(len(shown)), [row.arm.label for row in shown])
         axes.set_ylim(len(shown) - 0.4, -1.0)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(f"loss minus that of {comparison.baseline.label}, nats (left is better)")
-        _write(words, -0.7, ("Holm p", "verdict", "speed"), FAINT)
+        _write(words, -0.7, ("pairs", "Holm p", "verdict", "speed"), FAINT)
         axes.set_title("Loss against the baseline, each arm at its own best rate", loc="left")
         freeze(figure)
     return Drawing(
@@ -77,8 +78,8 @@ def _draw_row(axes: Axes, height: int, row: ArmDifference, palette: Palette) -> 
     )
 
 
-def _write(axes: Axes, height: float, texts: tuple[str, str, str], color: str) -> None:
-    for x, text in zip((0.0, 0.43, 0.83), texts, strict=True):
+def _write(axes: Axes, height: float, texts: tuple[str, ...], color: str) -> None:
+    for x, text in zip((0.0, 0.16, 0.5, 0.85), texts, strict=True):
         axes.text(
             x,
             height,

@@ -14,6 +14,15 @@ from analysis.study import Comparable
 from analysis.tradeoffs import TradeOff
 from analysis.wording import bytes_text, count_text
 
+LEGEND_BELOW: Figure = {
+    "orientation": "h",
+    "yref": "container",
+    "y": 0,
+    "yanchor": "bottom",
+    "x": 0,
+}
+"""At the bottom of the whole figure, so that no axis title lies under it at any width."""
+
 
 def curves_figure(part: Comparable, curves: pd.DataFrame) -> Figure | None:
     """Loss against training tokens; none without curves."""
@@ -54,7 +63,7 @@ def curves_figure(part: Comparable, curves: pd.DataFrame) -> Figure | None:
                 "range": list(curve_limits(built)),
             },
             "showlegend": True,
-            "legend": {"orientation": "h", "y": -0.18, "yanchor": "top", "x": 0},
+            "legend": LEGEND_BELOW,
         },
     }
 
@@ -187,6 +196,6 @@ def _length_figure(
             },
             "yaxis": {"type": "log" if is_log else "linear", "title": {"text": label}},
             "showlegend": True,
-            "legend": {"orientation": "h", "y": -0.24, "yanchor": "top", "x": 0},
+            "legend": LEGEND_BELOW,
         },
     }

@@ -3,19 +3,30 @@
 import math
 from typing import Any
 
+from analysis.choice import TOLERANCE_NATS
 from analysis.figures.learning_rate import architecture, loss_limits
-from analysis.figures.relative_rate import rate_lines
+from analysis.figures.relative_rate import (
+    MAX_RISE_NATS,
+    has_second_row,
+    rate_lines,
+    ratio_ticks,
+    relative_line,
+    rise_limits,
+)
 from analysis.figures.style import Look, Palette
 from analysis.front import Point
-from analysis.interactive.marks import SYMBOLS, Figure, dash, rounded
+from analysis.interactive.marks import SYMBOLS, Figure, dash, mark, rounded
 from analysis.naming import optimizer_name
 from analysis.stats import mean_interval
 from analysis.study import Comparable
 from analysis.wording import BAR_SEEDS, rate_text
 
 
-def rate_figures(part: Comparable, most: int = 24) -> list[tuple[str, Figure]]:
-    """One small figure per architecture, with its name."""
+def rate_figures(part: Comparable, most: int = 24) -> list[tuple[str, Figure, Figure | None]]:
+    """One small figure per architecture, with its name, and a second over the best rates.
+
+    The second stands where some architecture has two optimizers whose widths can be compared.
+    """
     limits = loss_limits(part)
     if limits is None:
         return []
@@ -24,10 +35,72 @@ def rate_figures(part: Comparable, most: int = 24) -> list[tuple[str, Figure]]:
     for point in part.points:
         if any(cell.num_ended for cell in point.arm.cells):
             panels.setdefault(architecture(point.arm), []).append(point)
+    rises = rise_limits(panels) if has_second_row(panels) else None
     return [
-        (name, _rate_figure(points, limits, palette))
+        (
+            name,
+            _rate_figure(points, limits, palette),
+            _relative_figure(points, rises, palette) if rises else None,
+        )
         for name, points in list(panels.items())[:most]
     ]
+
+
+def _relative_figure(
+    points: list[Point], limits: tuple[float, float], palette: Palette
+) -> Figure | None:
+    """Nats above the best against the rate over the best rate; none without two rates."""
+    traces, ratios = [], [1.0]
+    for point in points:
+        line = relative_line(point)
+        if len(line) < 2:
+            continue
+        look = palette.look(point.arm)
+        x, rise, seeds = zip(*line, strict=True)
+        ratios += x
+        trace: Figure = {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "x": rounded(x),
+            "y": rounded([value if value <= MAX_RISE_NATS else math.nan for value in rise]),
+            "line": {"color": look.color, "dash": dash(look), "width": 1.5},
+            "marker": mark(look, size=5, is_single=False)
+            | {
+                "color": ["PAPER" if n == 1 else look.color for n in seeds],
+                "line": {"color": look.color, "width": [1.5 if n == 1 else 0 for n in seeds]},
+            },
+            "hovertemplate": f"{point.arm.label}<br>%{{x:.3g}}× the best rate, "
+            "+%{y:.4f} nats<extra></extra>",
+        }
+        traces.append(trace)
+    if not traces:
+        return None
+    low, high = min(ratios) / 1.3, max(ratios) * 1.3
+    ticks = [ratio for ratio in ratio_ticks(low, high) if low <= ratio <= high]
+    tolerance: Figure = {
+        "type": "line",
+        "xref": "paper",
+        "x0": 0,
+        "x1": 1,
+        "y0": TOLERANCE_NATS,
+        "y1": TOLERANCE_NATS,
+        "line": {"color": "FAINT", "width": 1, "dash": "dot"},
+    }
+    return {
+        "data": traces,
+        "layout": {
+            "xaxis": {
+                "type": "log",
+                "range": [math.log10(low), math.log10(high)],
+                "tickvals": ticks,
+                "ticktext": [f"{ratio:g}×" for ratio in ticks],
+                "title": {"text": "rate over best rate"},
+            },
+            "yaxis": {"range": list(limits), "title": {"text": "nats above"}, "nticks": 4},
+            "shapes": [tolerance],
+            "margin": {"l": 46, "r": 8, "t": 6, "b": 38},
+        },
+    }
 
 
 def _rate_figure(points: list[Point], limits: tuple[float, float], palette: Palette) -> Figure:

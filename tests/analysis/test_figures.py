@@ -204,7 +204,8 @@ def test_page_figures_are_valid_plotly(part):
             return [fill(inner) for inner in value]
         return colors.get(value, value) if isinstance(value, str) else value
 
-    for each in [figure, *(rate for _, rate in rate_figures(part))]:
+    panels = [each for _, *pair in rate_figures(part) for each in pair if each]
+    for each in [figure, *panels]:
         Figure(data=fill(each["data"]), layout=fill(each["layout"]))
 
 

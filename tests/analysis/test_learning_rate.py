@@ -161,3 +161,8 @@ def test_a_row_without_values_stays_unknown():
     adjusted = lr.adjusted_means(table)
     assert adjusted[0] == pytest.approx(1.5)
     assert math.isnan(adjusted[1])
+
+
+def test_cells_at_one_rate_have_no_vertex():
+    rates, losses = np.array([1e-3, 1e-3, 3e-3]), np.array([2.1, 2.0, 2.2])
+    assert lr.interpolated_optimum(rates, losses) is None

@@ -296,3 +296,20 @@ def test_a_spec_of_nulls_says_nothing(small_folder, tmp_path):
     (tmp_path / "spec.json").write_text(json.dumps(nulls), encoding="utf-8")
     sweep = load_sweep(tmp_path)
     assert (sweep.name, sweep.purpose, sweep.fixed_seeds) == ("made", "compare", None)
+
+
+@pytest.mark.parametrize("value", [1.7976931348623157e308, -1.7976931348623157e308])
+def test_an_infinity_as_mlflow_writes_it_is_one(made, tmp_path, value):
+    rows = pd.DataFrame(made.make_trials(made.small_plan()))
+    before = load_sweep(made.write_folder(tmp_path / "before", rows)).accounting
+    rows.loc[5, "val_loss_nats"] = value
+    after = load_sweep(made.write_folder(tmp_path / "after", rows)).accounting
+    assert rows.loc[5, "status"] == "completed"
+    assert (after.used, after.diverged) == (before.used - 1, before.diverged + 1)
+
+
+def test_a_row_without_arm_and_mixer_is_named(made, tmp_path):
+    rows = pd.DataFrame(made.make_trials(made.small_plan()))
+    rows.loc[7, ["arm_id", "mixer"]] = None
+    with pytest.raises(ValueError, match="row 7 has neither arm_id nor mixer"):
+        load_sweep(made.write_folder(tmp_path, rows))

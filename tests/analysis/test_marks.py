@@ -1,5 +1,7 @@
 """Joint regions, held-out ghosts, hollow marks and colours, read back from what is drawn."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
@@ -12,6 +14,7 @@ from analysis.figures.pareto_parts import axis_limits, held_out_shift
 from analysis.figures.relative_rate import relative_line
 from analysis.figures.scaling import draw_scaling, shown_quantities
 from analysis.figures.style import INK, MIXER_COLORS, SPARE_COLORS, readable
+from analysis.interactive.learning_rate import rate_figures
 from analysis.load import load_sweep
 from analysis.samples import joint_region
 from analysis.scaling import build_families
@@ -205,3 +208,17 @@ def test_text_in_an_arms_colour_can_be_read(paper):
         assert contrast(readable(color, paper), paper) >= 4.5
     assert contrast("#ffffff", "#000000") == pytest.approx(21)
     assert readable(INK) == INK
+
+
+def test_the_page_has_the_rates_over_the_best_where_the_figure_has(made, tmp_path):
+    arms = [("softmax", "pure", "adamw"), ("softmax", "pure", "muon"), ("linear", "pure", "adamw")]
+    folder = made.write_folder(tmp_path, made.make_trials(made.Plan(arms=arms)))
+    part = analyse(load_sweep(folder)).comparables[0]
+    relative = {name: figure for name, _, figure in rate_figures(part)}
+    assert [len(figure["data"]) for figure in relative.values()] == [2, 1]
+    for trace in relative["Softmax"]["data"]:
+        best = trace["x"].index(1.0)
+        assert trace["y"][best] == 0.0 == min(y for y in trace["y"] if y is not None)
+    alone = [point for point in part.points if point.arm.fact("optimizer") == "adamw"]
+    single = rate_figures(dataclasses.replace(part, points=tuple(alone)))
+    assert [figure for _, _, figure in single] == [None, None]

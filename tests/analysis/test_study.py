@@ -8,6 +8,7 @@ import pytest
 
 from analysis.choice import choose
 from analysis.load import load_sweep
+from analysis.naming import COLUMNS, name_arms, shortened
 from analysis.pareto import staircase
 from analysis.study import Settings, analyse
 
@@ -283,3 +284,15 @@ def test_the_adam_rate_is_chosen_with_the_other_where_both_are_swept(made, tmp_p
         choice = analyse(sweep).points[0].choice
         assert (choice.cell.lr, choice.cell.adam_lr) == (1e-3, 3e-3)
         assert choice.edge == edge
+
+
+def test_long_names_are_shortened_and_stay_distinct():
+    long = "a" * 200
+    frame = pd.DataFrame(
+        dict.fromkeys(COLUMNS) | {"arm_id": [long + "1" + long, long + "2" + long]}
+    )
+    frame["config_json"] = None
+    labels = list(name_arms(frame).values())
+    assert len(set(labels)) == 2
+    assert all(len(label) < 100 for label in labels)
+    assert shortened("two\n lines") == "two lines"

@@ -10,7 +10,6 @@ from analysis import wording
 from analysis.comparison import VERDICTS
 from analysis.load import load_sweep
 from analysis.naming import COLUMNS, name_arms
-from analysis.rendering import latex_table, markdown_table
 from analysis.study import analyse
 
 
@@ -116,11 +115,3 @@ def test_a_headline_names_both_ends(small_folder):
     sentence = wording.headline_sentence(part)
     assert "The front has 4 of 4 arms" in sentence
     assert sentence.index("Linear attention") < sentence.index("Gated DeltaNet")
-
-
-def test_tables_escape_what_their_format_would_read():
-    assert "a\\|b" in markdown_table(("x",), [("a|b",)])
-    latex = latex_table(("a_b",), [("5 % ± 1 & $",)], "A #1 caption")
-    assert r"a\_b" in latex
-    assert r"5 \% $\pm$ 1 \& \$" in latex
-    assert r"A \#1 caption" in latex
