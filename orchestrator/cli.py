@@ -91,6 +91,13 @@ def _parser() -> argparse.ArgumentParser:
         verb.set_defaults(run=run)
         if name == "status":
             verb.add_argument("--json", action="store_true", help="one object with `replicates`")
+    export = verbs.add_parser("export", help="write a finished trial's model", parents=[common])
+    export.add_argument("sweep", metavar="SWEEP")
+    export.add_argument("replicate_id", metavar="REPLICATE_ID")
+    export.add_argument(
+        "outdir", metavar="OUTDIR", type=Path, help="a folder that is not there yet"
+    )
+    export.set_defaults(run=_export)
     ui = verbs.add_parser("ui", help="the MLflow UI on the embedded store", parents=[common])
     ui.add_argument("--port", type=int, default=UI_PORT)
     ui.set_defaults(run=_ui)
@@ -250,6 +257,13 @@ def _rebuild(options: argparse.Namespace) -> int:
 
     provenance = capture(["python", "-m", "orchestrator", *sys.argv[1:]])
     return rebuild(_root(options), options.sweep, provenance, _console())
+
+
+def _export(options: argparse.Namespace) -> int:
+    from orchestrator.export_verb import run_export
+
+    target = options.outdir.expanduser().absolute()
+    return run_export(_root(options), options.sweep, options.replicate_id, target, _console())
 
 
 def _bench(options: argparse.Namespace) -> int:

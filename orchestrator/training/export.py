@@ -81,6 +81,26 @@ def export_model(
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    try:
+        _write(partial, model, config, seed, data_folder, data_id, results)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if folder.exists():
+        shutil.rmtree(folder)
+    partial.rename(folder)
+    return folder
+
+
+def _write(
+    partial: Path,
+    model: LanguageModel,
+    config: TrialConfig,
+    seed: int,
+    data_folder: Path,
+    data_id: str,
+    results: Mapping[str, Any],
+) -> None:
     weights = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     save_file(weights, partial / WEIGHTS_FILE, metadata={"format": "pt"})
     facts = {
@@ -97,10 +117,6 @@ def export_model(
     (partial / CARD_FILE).write_text(model_card(config, facts, parameters), encoding="utf-8")
     if (data_folder / TOKENIZER_FILE).is_file():
         shutil.copy(data_folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.rename(folder)
-    return folder
 
 
 def load_exported(
