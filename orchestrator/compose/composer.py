@@ -81,7 +81,7 @@ class Composer:
             isinstance(v, str) and "${" in v for v in settings.values()
         ):
             return self._interpolated(config, flat, settings)
-        result = _copied(plain)
+        result: dict[str, Any] = _copied(plain)
         for path, value in settings.items():
             parent = path.rpartition(".")[0]
             if not _has(plain, parent if parent in mapping_paths() else path):
