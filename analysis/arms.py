@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from analysis.naming import name_arms
+from analysis.naming import describe_arms, name_arms
 from analysis.stats import Array
 
 MEASURES = (
@@ -136,7 +136,7 @@ def build_arms(trials: pd.DataFrame) -> tuple[Arm, ...]:
     Args:
         trials: rows of one group of `Sweep.trials`.
     """
-    firsts = trials.drop_duplicates("arm_id")
+    firsts = describe_arms(trials)
     labels = name_arms(firsts)
     rows = {str(row["arm_id"]): row.to_dict() for _, row in firsts.iterrows()}
     # Each seed starts from a loss of its own, and the first row may not have begun.

@@ -95,6 +95,18 @@ COLUMNS = (
 """What may tell arms apart, in the order in which a name says it."""
 
 
+def describe_arms(trials: pd.DataFrame) -> pd.DataFrame:
+    """One row per arm in order of appearance, to name it by.
+
+    `tokens` are those of a completed replicate, null without one: a replicate that diverged has
+    seen fewer, which is no other budget.
+    """
+    arms = trials.drop_duplicates("arm_id").copy()
+    done = trials[trials["state"] == "completed"].groupby("arm_id")["tokens"].max()
+    arms["tokens"] = arms["arm_id"].map(done)
+    return arms
+
+
 def name_arms(arms: pd.DataFrame) -> dict[str, str]:
     """A distinct name for each arm of one comparison.
 
@@ -113,19 +125,21 @@ def name_arms(arms: pd.DataFrame) -> dict[str, str]:
 
 def shared_facts(arms: pd.DataFrame) -> str:
     """What every arm of one comparison has in common, for a subtitle."""
-    row = arms.iloc[0]
     names = ("mixer", "stack", "optimizer", "size", "seq_len", "tokens")
-    shared = [name for name in names if not _varies(arms[name]) and pd.notna(row[name])]
-    parts = [_part(name, row[name]) for name in shared if not (name == "mixer" and len(arms) > 1)]
+    if len(arms) > 1:
+        names = names[1:]
+    shared = [name for name in names if not _varies(arms[name]) and arms[name].notna().any()]
+    parts = [_part(name, arms[name].dropna().iloc[0]) for name in shared]
     return SEPARATOR.join(part for part in parts if part)
 
 
-INAPPLICABLE = ("softmax_every", "residual", "dt_init", "optimizer_variant")
-"""Null where an architecture has no such choice, which its name says already."""
+SILENT_NULLS = ("softmax_every", "residual", "dt_init", "optimizer_variant", "tokens")
+"""Null where an architecture has no such choice, which its name says already, or where nothing
+completed: no difference to name."""
 
 
 def _varies(values: "pd.Series[Any]") -> bool:
-    return values.nunique(dropna=values.name in INAPPLICABLE) > 1
+    return values.nunique(dropna=values.name in SILENT_NULLS) > 1
 
 
 def _join(row: "pd.Series[Any]", shown: Sequence[str]) -> str:

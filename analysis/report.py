@@ -55,11 +55,13 @@ def write_report(
         compare_within: axes across which nothing is compared; those of `spec.json` by default.
 
     Raises:
-        ValueError: the records are unreadable or cannot be compared, see `load_sweep`.
+        ValueError: the records are unreadable or cannot be compared, see `load_sweep`, or the
+            report's folder cannot be written.
     """
     sweep = load_sweep(folder, compare_within=compare_within)
     study = analyse(sweep, _with_words(settings or Settings(), title, context))
     place = out or folder / "report"
+    links = find_run_links(folder, place)
     drawings = draw_all(study)
     contents: dict[str, bytes] = {}
     with house_style():
@@ -70,7 +72,6 @@ def write_report(
     texts["tables/main.tex"] = _latex(study)
     texts["claims.json"] = claims_text(study)
     texts["report.md"] = markdown_page(study)
-    links = find_run_links(folder, place)
     texts["index.html"] = html_page(study, provenance(study), findings(study), links)
     contents |= {name: text.encode("utf-8") for name, text in texts.items()}
     return ReportResult(
@@ -97,6 +98,14 @@ def _source(study: Study) -> str:
 
 def _write(place: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
     """Replaces the report's own files in `place`; what is not a report's file stays."""
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        return _replace(place, contents)
+    except OSError as error:
+        raise ValueError(f"{place} cannot be written: {error.strerror or error}") from error
+
+
+def _replace(place: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
     if (place / "claims.json").is_file():
         for pattern in ("figures/*.png", "figures/*.svg", "tables/*.csv", "tables/*.tex"):
             for old in place.glob(pattern):

@@ -10,7 +10,7 @@ from analysis.choice import Choice, choose
 from analysis.comparison import Comparison, compare_arms
 from analysis.front import Hypervolume, Point, common_seeds, front_area, resampled_front
 from analysis.load import Sweep
-from analysis.naming import shared_facts
+from analysis.naming import describe_arms, shared_facts
 from analysis.pareto import front_mask
 from analysis.routing import RoutingDelta, routing_deltas
 from analysis.standings import standings
@@ -168,7 +168,7 @@ def _comparable(
     unigram = _only_value(trials["unigram_loss_nats"].to_numpy(dtype=float))
     return Comparable(
         name=group,
-        facts=shared_facts(trials.drop_duplicates("arm_id")),
+        facts=shared_facts(describe_arms(trials)),
         points=points,
         baseline=baseline,
         comparison=compare_arms(pairs, baseline, margin, fixed) if baseline else None,

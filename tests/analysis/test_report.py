@@ -267,3 +267,16 @@ def test_the_command_refuses_in_one_sentence(tmp_path, capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "trials.parquet does not exist" in error
+
+
+def test_a_place_that_is_no_folder_is_refused_in_one_sentence(made, tmp_path, capsys):
+    plan = made.Plan(arms=[("softmax", "pure", "adamw")], rates=(3e-3,), seeds=(0,))
+    folder = made.write_folder(tmp_path / "sweep", made.make_trials(plan))
+    taken = tmp_path / "taken"
+    taken.write_text("mine", encoding="utf-8")
+    for place in (taken, taken / "below"):
+        assert main([str(folder), "--out", str(place)]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert f"{place} cannot be written" in error
+    assert taken.read_text(encoding="utf-8") == "mine"

@@ -1,7 +1,6 @@
 """Where a page leads: folders of replicates and pages of MLflow, if there are any."""
 
 import json
-import shutil
 
 import pytest
 
@@ -15,11 +14,11 @@ ADDRESS = "http://127.0.0.1:5000/#/experiments/1/runs/0a1b"
 
 
 @pytest.fixture
-def folder(small_folder, tmp_path):
+def folder(made, tmp_path):
     """A sweep's records without a report, which a test may add to."""
-    for name in ("trials.parquet", "spec.json"):
-        shutil.copy(small_folder / name, tmp_path / name)
-    return tmp_path
+    arms = [("softmax", "pure", "adamw"), ("deltanet", "pure", "adamw")]
+    plan = made.Plan(arms=arms, rates=(3e-3,), seeds=(0, 1))
+    return made.write_folder(tmp_path / "sweep", made.make_trials(plan))
 
 
 def marks(figure):

@@ -296,3 +296,12 @@ def test_long_names_are_shortened_and_stay_distinct():
     assert len(set(labels)) == 2
     assert all(len(label) < 100 for label in labels)
     assert shortened("two\n lines") == "two lines"
+
+
+def test_tokens_of_a_run_that_diverged_are_no_other_budget_to_name(made, tmp_path):
+    blown = {(1, rate, 0): "diverged" for rate in range(2)}
+    arms = [("softmax", "pure", "adamw"), ("deltanet", "pure", "adamw")]
+    plan = made.Plan(arms=arms, rates=(1e-3, 3e-3), states=blown)
+    part = study(made, tmp_path, made.make_trials(plan)).comparables[0]
+    assert [point.arm.label for point in part.points] == ["Softmax", "DeltaNet"]
+    assert f"{made.TOKENS:,} tokens" in part.facts

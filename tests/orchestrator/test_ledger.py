@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -212,6 +213,20 @@ def test_parquet_has_every_column_typed_even_when_all_of_it_is_null(ledger):
     assert str(trials["val_loss_nats"].dtype) == "float64"
     assert curves["train_loss_nats"].tolist() == [math.inf]
     assert not list(ledger.folder.glob(".*partial"))
+
+
+def test_parquet_is_the_same_bytes_whatever_order_its_replicates_come_in(ledger):
+    other = replace(planned(), replicate_id="cabc-s1", seed=1)
+    for name in ("cabc-s0", "cabc-s1"):
+        write(ledger.next_attempt(name), step(1), {"event": "end", "status": "completed"})
+    states = ledger.states(["cabc-s0", "cabc-s1"])
+    records = [ledger.record(r, states[r.replicate_id]) for r in (planned(), other)]
+    paths = [ledger.folder / "trials.parquet", ledger.folder / "curves.parquet"]
+    ledger.compact(records, states)
+    before = [path.read_bytes() for path in paths]
+    ledger.compact(records[::-1], states)
+    assert [path.read_bytes() for path in paths] == before
+    assert pd.read_parquet(paths[0])["replicate_id"].tolist() == ["cabc-s0", "cabc-s1"]
 
 
 def test_a_finished_replicates_description_is_never_rewritten(ledger):
