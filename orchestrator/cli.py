@@ -103,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     ui.set_defaults(run=_ui)
     doctor = verbs.add_parser("doctor", help="is this machine fit to run?", parents=[common])
     doctor.add_argument("--json", action="store_true", help="one JSON object with `checks`")
+    doctor.add_argument("--cluster", metavar="ADDRESS", help="of every node of a Ray cluster")
     doctor.set_defaults(run=_doctor)
     data = verbs.add_parser(
         "data", help="prepare, verify or describe token files", parents=[common]
@@ -296,9 +297,10 @@ def _ui(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from orchestrator.doctor import examine, show
+    from orchestrator.doctor import examine, examine_cluster, show
 
-    checks = examine(_root(options))
+    root = _root(options)
+    checks = examine_cluster(root, options.cluster) if options.cluster else examine(root)
     if options.json:
         rows: list[dict[str, Any]] = [check.as_row() for check in checks]
         sys.stdout.write(json.dumps({"checks": rows}) + "\n")

@@ -412,12 +412,26 @@ class ClusterConfig:
     """Where trials run.
 
     Attributes:
-        name: `local`, or `ray` for an existing cluster.
-        address: the cluster's address, for `ray`.
+        name: `local`, or `ray` for a cluster that is there already.
+        address: HOST:PORT of that cluster's head, or `auto` for the one this machine belongs to.
     """
 
     name: str = "local"
     address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in ("local", "ray"):
+            raise ValueError(f"cluster={self.name} must be one of local, ray")
+        if (self.name == "ray") != (self.address is not None):
+            raise ValueError(
+                f"cluster={self.name} with cluster.address={self.address}: ray needs the address "
+                "of a cluster, local has none"
+            )
+        if self.address is not None and "://" in self.address:
+            raise ValueError(
+                f"cluster.address={self.address} must be HOST:PORT of the cluster's head, or auto, "
+                "given on a machine of the cluster; Ray Client is not supported"
+            )
 
 
 @dataclass(kw_only=True, slots=True)

@@ -4,7 +4,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,12 @@ import psutil
 from rich.console import Console
 
 from orchestrator.hardware import this_machine
+from orchestrator.provenance import fingerprints
 
 NEEDED_MEMORY_BYTES = 4 * 2**30
 NEEDED_DISK_BYTES = 2 * 2**30
+LARGEST_SKEW_SECONDS = 5.0
+"""Between the clock of a node, with the time that it takes to answer, and that of this machine."""
 SUPPORTED = {
     "torch": (2, 11),
     "triton": (3, 6),
@@ -59,6 +62,37 @@ def examine(root: Path) -> list[Check]:
         _tracking(),
         _ray(),
     ]
+
+
+def examine_cluster(root: Path, address: str) -> list[Check]:
+    """The checks of `examine` that a node can answer, on every node of a Ray cluster.
+
+    Raises:
+        ConfigError: no cluster answers at the address, or a node of it does not.
+    """
+    from orchestrator import cluster
+
+    with cluster.joined(address):
+        found = cluster.nodes()
+        answers = cluster.on_each_node(found, _node_checks, str(root))
+        facts = cluster.facts_of_nodes(root, found)
+    checks = []
+    for (node, rows), (_, about) in zip(answers, facts, strict=True):
+        unlike = about.fingerprints != fingerprints()
+        skew = abs(about.unix_seconds - about.asked_at_unix_seconds)
+        code = "unlike here" if unlike else "as here"
+        storage = "seen" if about.reads else "not seen: all nodes must mount it at one path"
+        rows += [
+            Check("same code and packages", not unlike, code),
+            Check("shared root", about.reads, f"a file written here is {storage}"),
+            Check("clock", skew < LARGEST_SKEW_SECONDS, f"within {max(skew, 0.1):.1f} s of here"),
+        ]
+        checks += [replace(row, name=f"{node.host} {row.name}") for row in rows]
+    return checks
+
+
+def _node_checks(root: str) -> list[Check]:
+    return [_packages(), _rooms(), _host(), _gpu(), _kernels(), _storage(Path(root))]
 
 
 def show(checks: list[Check], console: Console) -> None:
@@ -174,7 +208,7 @@ def _tracking() -> Check:
 
 
 def _ray() -> Check:
-    from orchestrator.sweep import probe_ray
+    from orchestrator.cluster import probe_ray
 
     return _attempt("ray", lambda _: probe_ray())
 

@@ -176,9 +176,10 @@ class _Call:
 
     def run(self, uri: str, wait_for_data: Callable[[], Plan]) -> None:
         """Both lanes, watched; behind it no worker process is left."""
-        from orchestrator.sweep import local_ray, run_lanes
+        from orchestrator.cluster import ray_session
+        from orchestrator.sweep import run_lanes
 
-        with local_ray(self.plan):
+        with ray_session(self.plan):
             from orchestrator.tracking import MlflowView
 
             view = MlflowView(uri, self.plan.root, self.plan.spec.name)
@@ -268,7 +269,7 @@ class _Call:
 
 
 def measure_shapes(plan: Plan, price: Price, provenance: Provenance, console: Console) -> None:
-    """Run the pilots that a price lacks; call it inside `local_ray`, with the data prepared."""
+    """Run the pilots that a price lacks; call it inside `ray_session`, with the data prepared."""
     from orchestrator.sweep import run_pilots
 
     console.print(f"measuring a few steps of {len(price.unmeasured)} shapes")
@@ -284,9 +285,9 @@ def pilot(plan: Plan, provenance: Provenance, console: Console) -> int:
     require_writable(plan.root)
     if price_of(plan).unmeasured:
         with interruptible(), preparing(plan, console) as wait_for_data:
-            from orchestrator.sweep import local_ray
+            from orchestrator.cluster import ray_session
 
-            with local_ray(plan):
+            with ray_session(plan):
                 plan = wait_for_data()
                 measure_shapes(plan, price_of(plan), provenance, console)
     price = price_of(plan)

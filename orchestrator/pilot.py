@@ -72,7 +72,7 @@ class Price:
 def pilot_folders(plan: Plan) -> dict[str, Path]:
     """The folder of each cell's pilot, by cell id; cells of one shape share theirs."""
     where = {
-        "device": this_machine().gpus[0] if plan.device == "cuda" else this_machine().host,
+        "device": _place(plan),
         "precision": plan.precision,
         "threads": plan.threads,
         **fingerprints(),
@@ -81,6 +81,13 @@ def pilot_folders(plan: Plan) -> dict[str, Path]:
         cell.cell_id: plan.root / "pilots" / f"p{digest({**where, 'shape': _shape(cell)})}"
         for cell in plan.sweep.cells
     }
+
+
+def _place(plan: Plan) -> str:
+    """Whose time a pilot took: a model of GPU, a host, or a cluster, whose nodes are not known."""
+    if plan.is_on_cluster:
+        return f"cluster {plan.spec.cluster.address} {plan.device}"
+    return this_machine().gpus[0] if plan.device == "cuda" else this_machine().host
 
 
 def _shape(cell: Cell) -> dict[str, Any]:

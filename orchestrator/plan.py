@@ -72,6 +72,11 @@ class Plan:
         return self.spec.lanes.loss.cpus
 
     @property
+    def is_on_cluster(self) -> bool:
+        """Whether trials run on a Ray cluster that is there already."""
+        return self.spec.cluster.name == "ray"
+
+    @property
     def to_run(self) -> list[str]:
         """Desired replicates without a result, in running order."""
         return [name for name, state in self.states.items() if not state.is_result]
@@ -108,10 +113,12 @@ def make_plan(sweep: Sweep, root: Path, folder: Path, *, joins_ledger: bool = Tr
     spec, machine = sweep.spec, this_machine()
     notes = list(sweep.notes)
     try:
-        device = resolve_device(spec.device, machine)
+        device = _resolved_device(spec, machine)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    _refuse_infeasible(spec, device, machine)
+    if spec.cluster.name == "local":  # the nodes of a cluster are asked when it is joined
+        _refuse_infeasible(spec, device, machine)
+    _refuse_unknown_share(spec, device)
     tracking_uri(spec.tracking.uri, root)
     if spec.device == "auto" and device == "cpu":
         notes.append("device auto: no NVIDIA GPU here, so trials run on the CPU")
@@ -291,14 +298,29 @@ def _refuse_infeasible(spec: SweepSpec, device: str, machine: Machine) -> None:
             f"lanes.loss.gpus={need.gpus:g}: a trial needs {need.gpus:g} GPUs, but "
             f"{have.host} has {len(have.gpus)}"
         )
-    if need.gpus > 1:
+
+
+def _refuse_unknown_share(spec: SweepSpec, device: str) -> None:
+    gpus = spec.lanes.loss.gpus
+    if gpus > 1:
         raise ConfigError(
-            f"lanes.loss.gpus={need.gpus:g}: a trial cannot span several GPUs yet; use at most 1"
+            f"lanes.loss.gpus={gpus:g}: a trial cannot span several GPUs yet; use at most 1"
         )
-    if device == "cuda" and need.gpus == 0:
+    if device == "cuda" and gpus == 0:
         raise ConfigError("lanes.loss.gpus=0 with device cuda: give a trial a share of a GPU")
-    if spec.cluster.name != "local":
-        raise ConfigError(f"cluster={spec.cluster.name}: only local is there yet; remove the key")
+
+
+def _resolved_device(spec: SweepSpec, machine: Machine) -> str:
+    """`cpu` or `cuda`.
+
+    Raises:
+        ValueError: a device that is not there; `auto` on a cluster, whose nodes may differ.
+    """
+    if spec.cluster.name == "local":
+        return resolve_device(spec.device, machine)
+    if spec.device == "auto":
+        raise ValueError("device=auto on a cluster, whose nodes may differ; use device=cuda or cpu")
+    return spec.device
 
 
 def _refuse_changed_sweep(

@@ -1,14 +1,11 @@
 """Running a sweep: the loss lane on Ray Tune, then the speed lane alone, then Parquet and MLflow.
 
-The only file that imports Ray. Tune executes a list that our plan made: it gets plain dicts, a
+Tune executes a list that our plan made: it gets plain dicts, a
 fresh experiment for every round, no retries of its own and no restore, because the journals are
 the record of what has run. The driver never imports torch: only workers import
 `orchestrator.worker`.
 """
 
-import logging
-import os
-import signal
 import tempfile
 import threading
 import time
@@ -19,39 +16,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
+# Before ray, as it sets what ray reads when it is imported.
+from orchestrator.cluster import lost_since, nodes, reap_orphans, whole_node
 
-# Read by Ray when it is imported, so they come first.
-os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
-os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-# Training is what the machine is there for: 15, Ray's own, is for interactive machines.
-os.environ.setdefault("RAY_worker_niceness", "0")
-os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
-os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")
-os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S", "86400")
-
-import ray
+# isort: split
 from ray import tune
 
 from orchestrator.failures import classify_death, grants_retry, smaller_pass
-from orchestrator.hardware import this_machine
 from orchestrator.job import Job, WorkerRetiredError
 from orchestrator.journal import Journal, last_event
-from orchestrator.leases import interrupt_main_thread, living
+from orchestrator.leases import interrupt_main_thread
 from orchestrator.pilot import PILOT_STEPS, PILOT_WARMUP_STEPS, loss_share, pilot_journal
 from orchestrator.plan import Plan
-from orchestrator.provenance import CHECKOUT, Provenance, trial_stamp
+from orchestrator.provenance import Provenance, trial_stamp
 
 if TYPE_CHECKING:
     from orchestrator.worker import Baseline
 
-OBJECT_STORE_BYTES = 100 * 2**20
-"""Jobs are small and data is memory-mapped, so Ray's shared memory stays small."""
-ORPHAN_GRACE_SECONDS = 5.0
 POLL_SECONDS = 2.0
-
 OnTick = Callable[[], None]
 """Called every `POLL_SECONDS` while trials run."""
 
@@ -88,7 +70,7 @@ class TrialWorker(tune.Trainable):
 def run_lanes(plan: Plan, provenance: Provenance, on_tick: OnTick, lane_ends: OnTick) -> Plan:
     """Run what the plan lacks, both lanes, with retries; returns the plan as it then stands.
 
-    Call it inside `local_ray`.
+    Call it inside `ray_session`.
 
     Args:
         plan: what is desired; its data must be prepared.
@@ -129,21 +111,16 @@ def _loss_lane(plan: Plan, provenance: Provenance, on_tick: OnTick) -> Plan:
 
 
 def _speed_lane(plan: Plan, provenance: Provenance) -> Plan:
-    """One measurement at a time: each asks for all of the machine's cores, so no two fit."""
+    """Measurements that are alone on their node: each asks for all of it."""
     if not plan.to_time:
         return plan
     jobs = _jobs(plan, plan.to_time, "speed", provenance)
-    _run_round(plan, jobs, _all_of_it(plan), on_tick=None)
+    _run_round(plan, jobs, whole_node(plan), on_tick=None)
     return plan.refreshed()
 
 
-def _all_of_it(plan: Plan) -> dict[str, float]:
-    """Resources that leave no room for another trial beside."""
-    return {"cpu": this_machine().cpus, "gpu": 1 if plan.device == "cuda" else 0}
-
-
 def run_pilots(plan: Plan, missing: Mapping[str, Path], provenance: Provenance) -> None:
-    """Measure shapes one after another; call it inside `local_ray`.
+    """Measure shapes one after another; call it inside `ray_session`.
 
     Args:
         plan: what the shapes are of; its data must be prepared.
@@ -177,7 +154,7 @@ def run_pilots(plan: Plan, missing: Mapping[str, Path], provenance: Provenance) 
                 stamp=trial_stamp(provenance),
             )
         )
-    _run_round(plan, jobs, _all_of_it(plan), on_tick=None)
+    _run_round(plan, jobs, whole_node(plan), on_tick=None)
 
 
 def _jobs(plan: Plan, names: Sequence[str], lane: str, provenance: Provenance) -> list[Job]:
@@ -234,7 +211,11 @@ def _run_round(
     on_tick: OnTick | None,
 ) -> None:
     """One Tune experiment over a list of jobs; a job whose worker died is journalled as such."""
-    with tempfile.TemporaryDirectory(prefix="seedfront-tune-") as storage, _ticking(on_tick):
+    # Tune looks for its folder from every node of a cluster, and they share the root.
+    place = plan.root if plan.is_on_cluster else None
+    before = nodes() if plan.is_on_cluster else []
+    folder = tempfile.TemporaryDirectory(prefix=".seedfront-tune-", dir=place)
+    with folder as storage, _ticking(on_tick):
         tuner = tune.Tuner(
             tune.with_resources(TrialWorker, dict(resources)),
             param_space={"job": tune.grid_search([asdict(job) for job in jobs])},
@@ -253,11 +234,12 @@ def _run_round(
         )
         results = tuner.fit()
         errors = [results[index].error for index in range(len(results))]
+    is_node_lost = plan.is_on_cluster and any(errors) and lost_since(before)
     for job, error in zip(jobs, errors, strict=True):
-        _close_abandoned(job, error)
+        _close_abandoned(job, error, is_node_lost=is_node_lost)
 
 
-def _close_abandoned(job: Job, error: Exception | None) -> None:
+def _close_abandoned(job: Job, error: Exception | None, *, is_node_lost: bool) -> None:
     """Journal the end of an attempt that did not do so itself."""
     path = Path(job.journal)
     if path.is_file() and (last_event(path) or {}).get("event") in ("end", "stop"):
@@ -265,6 +247,8 @@ def _close_abandoned(job: Job, error: Exception | None) -> None:
     text = str(error or "")
     if "creation task" in text:  # the worker could not be set up at all
         failure, sentence = "user_bug", text.strip().splitlines()[-1][:2000]
+    elif is_node_lost:
+        failure, sentence = "node", "a node of the cluster was lost, most likely the trial's"
     elif "[Errno " in text:  # the journal itself could not be written
         failure, sentence = "node", text.strip().splitlines()[-1][:2000]
     else:
@@ -310,78 +294,3 @@ def _ticking(on_tick: OnTick | None) -> Iterator[None]:
         thread.join()
     if errors:
         raise errors[0]
-
-
-@contextmanager
-def local_ray(plan: Plan) -> Iterator[None]:
-    """A local Ray for a `with` block; behind it, none of its workers is left.
-
-    Ray sets a handler of its own for SIGTERM when it starts, which exits; the one that was there is
-    put back at once.
-    """
-    if not (plan.to_run or plan.to_time):
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(
-            address="local",  # whatever RAY_ADDRESS says
-            num_cpus=this_machine().cpus,
-            num_gpus=len(this_machine().gpus) if plan.device == "cuda" else 0,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=OBJECT_STORE_BYTES,
-            runtime_env={"env_vars": _worker_environment(plan)},
-        )
-        signal.signal(signal.SIGTERM, before)
-        # How trials end is in their journals; Tune would print each failure's way through Ray.
-        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-        yield
-    finally:
-        ray.shutdown()
-        signal.signal(signal.SIGTERM, before)
-        reap_orphans(plan)
-
-
-def _worker_environment(plan: Plan) -> dict[str, str]:
-    """Workers import this checkout, whatever their working directory is."""
-    path = os.pathsep.join(p for p in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if p)
-    return {"PYTHONPATH": path, "OMP_NUM_THREADS": str(plan.threads)}
-
-
-def reap_orphans(plan: Plan) -> int:
-    """End processes on this host that an earlier, killed driver left behind; returns how many."""
-    states = plan.ledger.states(plan.ledger.replicate_ids())
-    processes = living(state.start for state in states.values() if state.status == "running")
-    for process in processes:
-        try:
-            process.terminate()
-        except psutil.NoSuchProcess:
-            continue
-    _, alive = psutil.wait_procs(processes, timeout=ORPHAN_GRACE_SECONDS)
-    for process in alive:
-        process.kill()
-    psutil.wait_procs(alive, timeout=ORPHAN_GRACE_SECONDS)
-    return len(processes)
-
-
-def _own_pid() -> int:
-    return os.getpid()
-
-
-def probe_ray() -> str:
-    """Start a local Ray, run one task in a worker, stop it; returns what was seen."""
-    ray.init(
-        num_cpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=OBJECT_STORE_BYTES,
-    )
-    try:
-        task = ray.remote(_own_pid)
-        worker = ray.get(task.remote(), timeout=60)
-    finally:
-        ray.shutdown()
-    return f"Ray {ray.__version__} runs a task in a worker (pid {worker})"

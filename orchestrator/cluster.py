@@ -1,0 +1,337 @@
+"""The Ray that trials run on: one started here for a sweep, or a cluster that is there already.
+
+A node of a cluster needs this checkout and the sweep's root at the same paths as here, and the same
+versions; each is asked before the first trial.
+"""
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+# Read by Ray when it is imported, so they come first.
+os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# Training is what the machine is there for: 15, Ray's own, is for interactive machines.
+os.environ.setdefault("RAY_worker_niceness", "0")
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")
+os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S", "86400")
+
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.errors import ConfigError
+from orchestrator.hardware import this_machine
+from orchestrator.leases import living
+from orchestrator.plan import Plan
+from orchestrator.provenance import CHECKOUT, fingerprints
+
+OBJECT_STORE_BYTES = 100 * 2**20
+"""Jobs are small and data is memory-mapped, so Ray's shared memory stays small."""
+ORPHAN_GRACE_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
+NODE_PATIENCE_SECONDS = 120.0
+"""How long a node has to answer; the first worker process on it takes seconds to start."""
+LOSS_PATIENCE_SECONDS = 10.0
+"""How long after the end of trials a node may still be found lost."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node that trials can run on.
+
+    Attributes:
+        node_id: Ray's name for it.
+        host: its own name.
+        cpus: cores that Ray hands out.
+        gpus: GPUs that Ray hands out.
+    """
+
+    node_id: str
+    host: str
+    cpus: float
+    gpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a node says about itself.
+
+    Attributes:
+        fingerprints: of the code and packages that it would train with.
+        reads: whether it sees what the driver wrote under the root.
+        unix_seconds: its clock.
+        asked_at_unix_seconds: this machine's clock, when the answer came.
+    """
+
+    fingerprints: dict[str, str]
+    reads: bool
+    unix_seconds: float
+    asked_at_unix_seconds: float = 0.0
+
+
+@contextmanager
+def ray_session(plan: Plan) -> Iterator[None]:
+    """The sweep's Ray for a `with` block; behind it, none of its workers is left on this host.
+
+    Ray sets a handler of its own for SIGTERM when it starts, which exits; the one that was there is
+    put back at once.
+
+    Raises:
+        ConfigError: there is no such cluster, or its nodes cannot run this sweep.
+    """
+    if not (plan.to_run or plan.to_time):
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        if plan.is_on_cluster:
+            connect(str(plan.spec.cluster.address), _environment(plan))
+        else:
+            _start(plan)
+        signal.signal(signal.SIGTERM, before)
+        # How trials end is in their journals; Tune would print each failure's way through Ray.
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+        if plan.is_on_cluster:
+            refuse_unfit(plan, nodes())
+        yield
+    finally:
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, before)
+        reap_orphans(plan)
+
+
+def _start(plan: Plan) -> None:
+    ray.init(
+        address="local",  # whatever RAY_ADDRESS says
+        num_cpus=this_machine().cpus,
+        num_gpus=len(this_machine().gpus) if plan.device == "cuda" else 0,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=OBJECT_STORE_BYTES,
+        runtime_env={"env_vars": _environment(plan)},
+    )
+
+
+def connect(address: str, environment: dict[str, str]) -> None:
+    """Join the cluster at `address`, its workers with these environment variables.
+
+    Raises:
+        ConfigError: no cluster answers there.
+    """
+    try:
+        _require_answer(address)
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": environment},
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"cluster.address={address}: no Ray cluster answers there ({reason}); give HOST:PORT "
+            "of its head, as `ray start --head` prints it, from a machine of the cluster"
+        ) from None
+
+
+def _require_answer(address: str) -> None:
+    """Raises OSError where nobody listens: Ray itself would go on trying for minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+
+
+def _environment(plan: Plan) -> dict[str, str]:
+    return worker_environment() | {"OMP_NUM_THREADS": str(plan.threads)}
+
+
+def worker_environment() -> dict[str, str]:
+    """Workers import this checkout, whatever their working directory is."""
+    path = os.pathsep.join(p for p in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if p)
+    return {"PYTHONPATH": path}
+
+
+def nodes() -> list[Node]:
+    """The living nodes of the Ray that this process is connected to."""
+    return [
+        Node(
+            node_id=node["NodeID"],
+            host=node["NodeManagerHostname"],
+            cpus=node["Resources"].get("CPU", 0.0),
+            gpus=node["Resources"].get("GPU", 0.0),
+        )
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+    ]
+
+
+def lost_since(before: Sequence[Node]) -> bool:
+    """Whether one of these nodes is gone, as it may take Ray seconds to see.
+
+    What Ray says of a worker on a lost node does not tell: a closed socket, or a dead process.
+    """
+    names = {node.node_id for node in before}
+    deadline = time.monotonic() + LOSS_PATIENCE_SECONDS
+    while not (is_lost := bool(names - {node.node_id for node in nodes()})):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(1.0)
+    return is_lost
+
+
+def whole_node(plan: Plan) -> dict[str, float]:
+    """Resources that leave no room for another trial beside: all of the largest node that fits."""
+    if not plan.is_on_cluster:
+        return {"cpu": this_machine().cpus, "gpu": 1 if plan.device == "cuda" else 0}
+    largest = max(nodes(), key=lambda node: (node.gpus if plan.device == "cuda" else 0, node.cpus))
+    return {"cpu": largest.cpus, "gpu": largest.gpus if plan.device == "cuda" else 0}
+
+
+def refuse_unfit(plan: Plan, found: Sequence[Node]) -> None:
+    """Refuses a cluster no node of which has room for a trial, or whose nodes would train unlike.
+
+    Raises:
+        ConfigError: need and have per node, or what differs on which node.
+    """
+    loss = plan.spec.lanes.loss
+    gpus = loss.gpus if plan.device == "cuda" else 0
+    if not any(node.cpus >= loss.cpus and node.gpus >= gpus for node in found):
+        have = "; ".join(f"{n.host} has {n.cpus:g} cores and {n.gpus:g} GPUs" for n in found)
+        raise ConfigError(
+            f"a trial needs {loss.cpus} cores and {gpus:g} GPUs, and no node has them: {have}"
+        )
+    here = fingerprints()
+    for node, facts in facts_of_nodes(plan.root, found):
+        if not facts.reads:
+            raise ConfigError(
+                f"node {node.host} does not see {plan.root}; put --root on storage that all nodes "
+                "mount at the same path"
+            )
+        if facts.fingerprints != here:
+            raise ConfigError(
+                f"node {node.host} would train with {_shown(facts.fingerprints)}, this machine "
+                f"with {_shown(here)}; bring both to the same code and packages"
+            )
+
+
+def facts_of_nodes(root: Path, found: Sequence[Node]) -> list[tuple[Node, NodeFacts]]:
+    """What every node says about itself, one after the other, so that clocks can be compared."""
+    with _token(root) as token:
+        return [
+            (node, replace(facts, asked_at_unix_seconds=time.time()))
+            for one in found
+            for node, facts in on_each_node([one], _facts, str(token))
+        ]
+
+
+@contextmanager
+def joined(address: str) -> Iterator[None]:
+    """A Ray cluster, joined for a `with` block.
+
+    Raises:
+        ConfigError: none answers at the address.
+    """
+    connect(address, worker_environment())
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _shown(ids: dict[str, str]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in ids.items())
+
+
+@contextmanager
+def _token(root: Path) -> Iterator[Path]:
+    """A file under the root, for other nodes to look for."""
+    root.mkdir(parents=True, exist_ok=True)
+    path = root / f".seen-{os.getpid()}-{time.time_ns()}"
+    path.write_text("seedfront")
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _facts(token: str) -> NodeFacts:
+    reads = Path(token).is_file()
+    return NodeFacts(fingerprints=fingerprints(), reads=reads, unix_seconds=time.time())
+
+
+def on_each_node(
+    found: Sequence[Node], ask: Callable[..., Answer], *arguments: Any
+) -> list[tuple[Node, Answer]]:
+    """What a function returns on each node, called there at the same time.
+
+    Raises:
+        ConfigError: a node that does not answer in `NODE_PATIENCE_SECONDS`.
+    """
+    task = ray.remote(ask)
+    asked = [
+        task.options(
+            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        ).remote(*arguments)
+        for node in found
+    ]
+    answers = []
+    for node, reference in zip(found, asked, strict=True):
+        try:
+            answers.append((node, ray.get(reference, timeout=NODE_PATIENCE_SECONDS)))
+        except ray.exceptions.RayError as error:
+            last = str(error).strip().splitlines()[-1]
+            raise ConfigError(f"node {node.host} cannot run a task ({last})") from None
+    return answers
+
+
+def reap_orphans(plan: Plan) -> int:
+    """End processes on this host that an earlier, killed driver left behind; returns how many."""
+    states = plan.ledger.states(plan.ledger.replicate_ids())
+    processes = living(state.start for state in states.values() if state.status == "running")
+    for process in processes:
+        try:
+            process.terminate()
+        except psutil.NoSuchProcess:
+            continue
+    _, alive = psutil.wait_procs(processes, timeout=ORPHAN_GRACE_SECONDS)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=ORPHAN_GRACE_SECONDS)
+    return len(processes)
+
+
+def _own_pid() -> int:
+    return os.getpid()
+
+
+def probe_ray() -> str:
+    """Start a local Ray, run one task in a worker, stop it; returns what was seen."""
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=OBJECT_STORE_BYTES,
+    )
+    try:
+        task = ray.remote(_own_pid)
+        worker = ray.get(task.remote(), timeout=60)
+    finally:
+        ray.shutdown()
+    return f"Ray {ray.__version__} runs a task in a worker (pid {worker})"
