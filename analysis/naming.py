@@ -125,9 +125,9 @@ def name_arms(arms: pd.DataFrame) -> dict[str, str]:
 
 def shared_facts(arms: pd.DataFrame) -> str:
     """What every arm of one comparison has in common, for a subtitle."""
-    names = ("mixer", "stack", "optimizer", "size", "seq_len", "tokens")
-    if len(arms) > 1:
-        names = names[1:]
+    names = ["stack", "optimizer", "size", "seq_len", "tokens"]
+    if len(arms) == 1:
+        names.insert(0, "mixer")
     shared = [name for name in names if not _varies(arms[name]) and arms[name].notna().any()]
     parts = [_part(name, arms[name].dropna().iloc[0]) for name in shared]
     return SEPARATOR.join(part for part in parts if part)
