@@ -132,7 +132,7 @@ def connect(address: str, environment: dict[str, str]) -> None:
     """Join the cluster at `address`, its workers with these environment variables.
 
     Raises:
-        ConfigError: no cluster answers there.
+        ConfigError: no cluster answers there, or it takes no driver such as this one.
     """
     try:
         _require_answer(address)
@@ -145,8 +145,8 @@ def connect(address: str, environment: dict[str, str]) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"cluster.address={address}: no Ray cluster answers there ({reason}); give HOST:PORT "
-            "of its head, as `ray start --head` prints it, from a machine of the cluster"
+            f"cluster.address={address}: no Ray cluster can be joined there ({reason}); give "
+            "HOST:PORT of its head, as `ray start --head` prints it, from a machine of the cluster"
         ) from None
 
 
@@ -323,6 +323,7 @@ def _own_pid() -> int:
 def probe_ray() -> str:
     """Start a local Ray, run one task in a worker, stop it; returns what was seen."""
     ray.init(
+        address="local",
         num_cpus=1,
         include_dashboard=False,
         log_to_driver=False,

@@ -93,9 +93,10 @@ def reconcile(
         if nothing_is_left(plan):
             console.print("nothing is left to do")
             return EXIT_DONE
-        price = price_of(plan)
-        if not price.unmeasured:  # known before anything is started
-            refuse_costly(plan, price, is_overruled=is_price_overruled)
+        if plan.spec.price.max_gpu_hours is not None:
+            price = price_of(plan)
+            if not price.unmeasured:  # known before anything is started
+                refuse_costly(plan, price, is_overruled=is_price_overruled)
         call = _Call(plan, provenance, console, is_price_overruled=is_price_overruled)
         code = _reconcile(call, console, lease, uri)
         call.tell_end()
@@ -192,8 +193,11 @@ class _Call:
             self._progress = progress
             _announce(plan, self._console)
             tried: set[str] = set()
+            is_first = True
             while (current := next_round(self.plan, tried)) is not None:
-                self._settle_price(current)
+                if not is_first:  # the first was settled before anything was written
+                    self._settle_price(current)
+                is_first = False
                 record_asks(current)
                 with Watch(current, self._console) as watch:
                     progress.follow(self.plan, watch)
@@ -211,6 +215,13 @@ class _Call:
             price = price_of(plan)
         refuse_costly(plan, price, is_overruled=self._is_price_overruled)
         asked, share = plan.spec.lanes.loss.gpus, loss_share(plan)
+        if price.unmeasured:
+            self._console.print(
+                f"the pilots of {len(price.unmeasured)} shapes failed (first: "
+                f"{next(iter(price.unmeasured.values()))}), so neither their price nor the memory "
+                "that their trials need is known",
+                markup=False,
+            )
         if share > asked:
             self._console.print(
                 f"each trial takes {share:.2f} of a GPU for its memory, more than "

@@ -19,7 +19,7 @@ class Machine:
         cpus: cores that this process may use.
         memory_bytes: host memory.
         gpus: name of each visible NVIDIA GPU.
-        gpu_memory_bytes: memory of each of them.
+        gpu_memory_bytes: memory of each of them; 0 where the driver does not say.
     """
 
     host: str
@@ -53,12 +53,17 @@ def _gpus() -> tuple[tuple[str, int], ...]:
     if result.returncode:
         return ()
     fields = [line.rpartition(",") for line in result.stdout.splitlines() if line.strip()]
-    found = [(name.strip(), int(mebibytes) * 2**20) for name, _, mebibytes in fields]
+    found = [(name.strip(), _bytes(mebibytes.strip())) for name, _, mebibytes in fields]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return tuple(found)
     shown = [part for part in visible.split(",") if part.strip()]
     return tuple(found[int(part)] if part.strip().isdigit() else found[0] for part in shown)
+
+
+def _bytes(mebibytes: str) -> int:
+    # `[N/A]` on GPUs that share the host's memory.
+    return int(mebibytes) * 2**20 if mebibytes.isdigit() else 0
 
 
 def resolve_device(asked: str, machine: Machine) -> str:

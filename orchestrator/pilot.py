@@ -118,14 +118,14 @@ def price_of(plan: Plan) -> Price:
     """What is left to run of a plan, priced by the pilots that there are."""
     folders, cells = pilot_folders(plan), {cell.cell_id: cell for cell in plan.sweep.cells}
     pilots = {folder: read_pilot(folder) for folder in set(folders.values())}
-    unmeasured: dict[str, Path] = {}
+    unmeasured: dict[Path, str] = {}
     low = high = 0.0
     for name in (*plan.to_run, *plan.to_time):
         record = plan.desired[name]
-        pilot = pilots[folders[record.cell_id]]
+        folder = folders[record.cell_id]
+        pilot = pilots[folder]
         if pilot is None:
-            if folders[record.cell_id] not in unmeasured.values():
-                unmeasured[record.cell_id] = folders[record.cell_id]
+            unmeasured.setdefault(folder, record.cell_id)
             continue
         steps = 0
         if not plan.states[name].is_result:
@@ -135,7 +135,8 @@ def price_of(plan: Plan) -> Price:
         high += many * pilot.step_seconds_upper
     spent = sum(float(s.end.get("device_seconds") or 0) for s in plan.states.values())
     to_hours = _devices(plan, this_machine()) / 3600
-    return Price(low * to_hours, high * to_hours, spent * to_hours, unmeasured)
+    by_cell = {cell: folder for folder, cell in unmeasured.items()}
+    return Price(low * to_hours, high * to_hours, spent * to_hours, by_cell)
 
 
 def _priced_steps(plan: Plan, config: TrialConfig, steps: int) -> tuple[float, float]:
@@ -204,8 +205,9 @@ def price_line(plan: Plan, price: Price) -> str:
     if not count:
         return f"price: {in_words(plan, price)}, by pilots of every shape"
     known = f"; the others: {in_words(plan, price)}" if price.high_hours else ""
+    what = "1 shape is" if count == 1 else f"{count} shapes are"
     return (
-        f"price: {count} shapes are not measured yet ({PILOT_WARMUP_STEPS + PILOT_STEPS} steps "
+        f"price: {what} not measured yet ({PILOT_WARMUP_STEPS + PILOT_STEPS} steps "
         f"each); `python -m orchestrator pilot conf={plan.sweep.conf_path}` measures them{known}"
     )
 

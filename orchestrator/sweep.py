@@ -1,9 +1,8 @@
 """Running a sweep: the loss lane on Ray Tune, then the speed lane alone, then Parquet and MLflow.
 
-Tune executes a list that our plan made: it gets plain dicts, a
-fresh experiment for every round, no retries of its own and no restore, because the journals are
-the record of what has run. The driver never imports torch: only workers import
-`orchestrator.worker`.
+Tune executes a list that our plan made: it gets plain dicts, a fresh experiment for every round, no
+retries of its own and no restore, because the journals are the record of what has run. The driver
+never imports torch: only workers import `orchestrator.worker`.
 """
 
 import tempfile
@@ -127,7 +126,7 @@ def run_pilots(plan: Plan, missing: Mapping[str, Path], provenance: Provenance) 
         missing: folder of each pilot, by a cell of its shape.
         provenance: repeated in every journal.
     """
-    jobs = []
+    jobs, stamp = [], trial_stamp(provenance)
     for cell in plan.sweep.cells:
         if cell.cell_id not in missing:
             continue
@@ -151,7 +150,7 @@ def run_pilots(plan: Plan, missing: Mapping[str, Path], provenance: Provenance) 
                 warmup_steps=PILOT_WARMUP_STEPS,
                 micro_windows=None,
                 max_seconds=None,
-                stamp=trial_stamp(provenance),
+                stamp=stamp,
             )
         )
     _run_round(plan, jobs, whole_node(plan), on_tick=None)
@@ -234,16 +233,22 @@ def _run_round(
         )
         results = tuner.fit()
         errors = [results[index].error for index in range(len(results))]
-    is_node_lost = plan.is_on_cluster and any(errors) and lost_since(before)
-    for job, error in zip(jobs, errors, strict=True):
+    abandoned = [
+        (job, error) for job, error in zip(jobs, errors, strict=True) if not _has_ended(job)
+    ]
+    is_node_lost = plan.is_on_cluster and bool(abandoned) and lost_since(before)
+    for job, error in abandoned:
         _close_abandoned(job, error, is_node_lost=is_node_lost)
+
+
+def _has_ended(job: Job) -> bool:
+    """Whether the attempt journalled its own end."""
+    path = Path(job.journal)
+    return path.is_file() and (last_event(path) or {}).get("event") in ("end", "stop")
 
 
 def _close_abandoned(job: Job, error: Exception | None, *, is_node_lost: bool) -> None:
     """Journal the end of an attempt that did not do so itself."""
-    path = Path(job.journal)
-    if path.is_file() and (last_event(path) or {}).get("event") in ("end", "stop"):
-        return
     text = str(error or "")
     if "creation task" in text:  # the worker could not be set up at all
         failure, sentence = "user_bug", text.strip().splitlines()[-1][:2000]
@@ -253,7 +258,7 @@ def _close_abandoned(job: Job, error: Exception | None, *, is_node_lost: bool) -
         failure, sentence = "node", text.strip().splitlines()[-1][:2000]
     else:
         failure, sentence = classify_death(Path(job.folder))
-    journal = Journal(path)
+    journal = Journal(Path(job.journal))
     journal.append(
         {"event": "end", "status": "failed", "failure_class": failure, "error": sentence}
     )

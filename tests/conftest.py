@@ -17,6 +17,8 @@ LONGEST = (
     "test_chaos.py",
     "test_search_sweep.py",
     "test_interrupts.py",
+    "test_cluster.py",
+    "test_pilot.py",
     "test_policies.py",
     "test_compile_check.py",
 )

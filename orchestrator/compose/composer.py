@@ -146,7 +146,7 @@ class Composer:
         owner = _chosen(root, flat) if root else None
         key = (root, owner, path, repr(value))
         if key not in self._typed:
-            schema = self._schema(root, owner, flat, config)
+            schema = self._schema(path, root, owner, flat, config)
             inside = path.removeprefix(f"{root}.") if root else path
             _update(schema, inside, value, path)
             node = OmegaConf.select(schema, inside)
@@ -156,10 +156,18 @@ class Composer:
         return _copied(self._typed[key])
 
     def _schema(
-        self, root: str | None, owner: str | None, flat: dict[str, Any], config: DictConfig
+        self,
+        path: str,
+        root: str | None,
+        owner: str | None,
+        flat: dict[str, Any],
+        config: DictConfig,
     ) -> DictConfig:
-        """Where values are converted: only what was just written to it is ever read from it."""
-        place = (root, owner) if root and owner else _groups(flat)
+        """Where values of one path are converted.
+
+        One for each path, since a value of its parent, such as null, would change its type.
+        """
+        place = (path, root, owner) if root and owner else (path, *_groups(flat))
         if place not in self._schemas:
             self._schemas[place] = (
                 _options(root, owner) if root and owner else copy.deepcopy(config)
@@ -199,11 +207,11 @@ def _chosen(root: str, flat: dict[str, Any]) -> str:
         ConfigError: a name that the registry does not have.
     """
     name = flat.get(root, REGISTRY_DEFAULTS[root])
-    registry = REGISTRIES[root]
-    if name not in registry:
-        near = difflib.get_close_matches(str(name), registry, n=3, cutoff=0.4)
+    options = REGISTRIES[root]
+    if name not in options:
+        near = difflib.get_close_matches(str(name), options, n=3, cutoff=0.4)
         hint = f"nearest: {', '.join(near)}; " if near else ""
-        raise ConfigError(f"{root}={name}: no such option; {hint}known: {', '.join(registry)}")
+        raise ConfigError(f"{root}={name}: no such option; {hint}known: {', '.join(options)}")
     return str(name)
 
 

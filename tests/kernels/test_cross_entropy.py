@@ -138,3 +138,21 @@ def test_what_does_not_fit_is_refused() -> None:
         linear_cross_entropy(x, weight.float(), targets)
     with pytest.raises(ValueError, match="reduction='sum' is none of mean, none"):
         linear_cross_entropy(x, weight, targets, reduction="sum")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vocab", [5, 4096, 50_257])
+def test_rows_of_any_width_may_be_overwritten(vocab: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    x = torch.randn(9, 8, generator=generator, dtype=dtype).mul_(3).requires_grad_()
+    weight = torch.randn(vocab, 8, generator=generator, dtype=dtype).requires_grad_()
+    targets = torch.randint(vocab, (9,), generator=generator)
+    leaves = [x, weight]
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = functional.cross_entropy(exact[0] @ exact[1].T, targets)
+    loss = linear_cross_entropy(x, weight, targets)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
+    for actual, wanted in zip(
+        torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, exact), strict=True
+    ):
+        assert (actual.double() - wanted).norm() <= 1e-5 * wanted.norm()

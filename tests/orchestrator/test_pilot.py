@@ -36,7 +36,7 @@ def test_a_sweep_is_priced_by_pilots_and_refused_beyond_its_limit_unless_overrul
     fake.write([1e-3, 3e-3], [0, 1])
     limit = "price.max_gpu_hours=1e-5"
     assert fake.run(verb="plan") == 0
-    assert "1 shapes are not measured yet" in fake.said
+    assert "1 shape is not measured yet" in fake.said
 
     assert fake.run(limit) == 2, fake.said
     assert "more than price.max_gpu_hours=1e-05; raise it, ask for less, or" in fake.said

@@ -16,6 +16,8 @@ CELLS = {
     "muon": {"optimizer": "muon", "optimizer.adam_lr": 0.5, "seq_len": 128},
     "interpolated muon": {"optimizer": "muon", "optimizer.adam_lr": "${optimizer.lr}"},
     "mixer": {"model.mixer": "gated_deltanet", "model.mixer.dt_init": "ones"},
+    "no softmax": {"model.softmax": None},
+    "typed softmax": {"model.softmax.qk_norm": "yes", "model.softmax.window": "64"},
     "interpolated mixer": {"model.mixer": "gated_deltanet", "clip_norm": "${optimizer.lr}"},
 }
 
