@@ -7,7 +7,9 @@ and their start overlaps the preparation of the data.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ from orchestrator.failures import alike, is_storage_error
 from orchestrator.hardware import this_machine
 from orchestrator.journal import last_event
 from orchestrator.leases import DriverLease
-from orchestrator.ledger import Ledger, ReplicateState, read_rows
+from orchestrator.ledger import Ledger, ReplicateState
 from orchestrator.pilot import (
     Price,
     loss_share,
@@ -32,6 +34,7 @@ from orchestrator.pilot import (
     price_of,
     refuse_costly,
 )
+from orchestrator.parquet import read_rows
 from orchestrator.plan import Plan
 from orchestrator.points import record_asks
 from orchestrator.provenance import Provenance
@@ -59,6 +62,8 @@ SPEC_FORMAT = 1
 MLFLOW_PATIENCE_SECONDS = 60.0
 """How long the end of a sweep waits for an MLflow store that cannot be written."""
 MLFLOW_PAUSE_SECONDS = 5.0
+MLFLOW_SHARE = 0.02
+"""Share of one core that showing trials in MLflow may take while they run, as they may need it."""
 
 
 class SweepStoppedError(RuntimeError):
@@ -180,11 +185,9 @@ class _Call:
         from orchestrator.cluster import ray_session
         from orchestrator.sweep import run_lanes
 
-        with ray_session(self.plan):
-            from orchestrator.tracking import MlflowView
-
-            view = MlflowView(uri, self.plan.root, self.plan.spec.name)
+        with _opening_view(uri, self.plan) as opened_view, ray_session(self.plan):
             self.plan = plan = wait_for_data()
+            view = opened_view()
             refuse_other_data(plan)
             self._settle_price(plan)
             plan.ledger.write_spec(spec_json(plan, self._provenance))
@@ -310,6 +313,23 @@ def pilot(plan: Plan, provenance: Provenance, console: Console) -> int:
     return EXIT_FAILED if price.unmeasured else EXIT_DONE
 
 
+@contextmanager
+def _opening_view(uri: str, plan: Plan) -> Iterator[Callable[[], "MlflowView"]]:
+    """Imports MLflow and makes its database, which take seconds, while the `with` block goes on.
+
+    Yields:
+        A function that waits for the view; raises as `MlflowView` does.
+    """
+
+    def open_view() -> "MlflowView":
+        from orchestrator.tracking import MlflowView
+
+        return MlflowView(uri, plan.root, plan.spec.name)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="mlflow") as pool:
+        yield pool.submit(open_view).result
+
+
 class _Progress:
     """Keeps MLflow and the display up with the journals; one caller at a time.
 
@@ -329,6 +349,7 @@ class _Progress:
         self._lock = threading.Lock()
         self._open = dict(plan.desired)
         self._failed_before = {n for n, s in plan.states.items() if s.status == "failed"}
+        self._next_show = 0.0
 
     @property
     def page(self) -> str | None:
@@ -342,7 +363,7 @@ class _Progress:
             self._open = dict(plan.desired)
 
     def tick(self) -> None:
-        """Bring open replicates up to date; those with a result are closed.
+        """Look at open replicates; MLflow shows them, where that is due, and then the ended close.
 
         Raises:
             SweepStoppedError: too many replicates have failed by one and the same bug.
@@ -352,7 +373,11 @@ class _Progress:
             if self.watch is not None:
                 self.watch.update(states)
             self._stop_if_alike(states)
+            if time.monotonic() < self._next_show:
+                return
+            began = time.thread_time()
             self._show(self._open, states)
+            self._next_show = time.monotonic() + (time.thread_time() - began) / MLFLOW_SHARE
             for name, state in states.items():
                 if state.is_result:
                     self._open.pop(name)

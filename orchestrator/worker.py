@@ -100,6 +100,9 @@ def _trainer() -> Any:
         # Imported here, since a stand-in needs no torch, whose import takes seconds.
         from orchestrator import trial  # noqa: PLC0415
 
+        if not gc.get_freeze_count():
+            # What it imported stays for good, and each later collection need not go through it.
+            gc.freeze()
         return trial
     return _module_at(path)
 
