@@ -122,7 +122,13 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     )
     bench.add_argument("--op", action="append", default=[], help="an op of kernels or decode")
     bench.add_argument("--impl", action="append", default=[], help="triton, chunked or fla")
+    bench.add_argument(
+        "--shape", action="append", default=[], metavar="BxTxHxHVxKxV", help="kernels: sizes"
+    )
     bench.add_argument("--first-calls", action="store_true", help="kernels: time compilation too")
+    bench.add_argument(
+        "--tune", action="store_true", help="kernels: search tiles, and write a table of them"
+    )
     bench.add_argument(
         "--length", action="append", type=int, default=[], help="context: a sequence length"
     )
@@ -135,7 +141,7 @@ def _root(options: argparse.Namespace) -> Path:
 
 
 def _console() -> "Console":
-    from orchestrator.display import make_console
+    from orchestrator.console import make_console
 
     return make_console()
 
@@ -241,20 +247,20 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from orchestrator.driver import report_again
+    from orchestrator.remake import report_again
 
     return report_again(_root(options), options.sweep, _console())
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from orchestrator.driver import verify
+    from orchestrator.remake import verify
 
     return verify(_root(options), options.sweep, _console())
 
 
 def _rebuild(options: argparse.Namespace) -> int:
-    from orchestrator.driver import rebuild
     from orchestrator.provenance import capture
+    from orchestrator.remake import rebuild
 
     provenance = capture(["python", "-m", "orchestrator", *sys.argv[1:]])
     return rebuild(_root(options), options.sweep, provenance, _console())
@@ -277,8 +283,16 @@ def _bench(options: argparse.Namespace) -> int:
     if takes_conf != bool(options.overrides):
         needs = "conf=NAME" if takes_conf else "no conf: it measures ops, not cells"
         raise ConfigError(f"bench {options.what} takes {needs}")
-    if options.what == "kernels":
-        bench.bench_kernels(results, options.op, options.impl, with_first_calls=options.first_calls)
+    if options.what == "kernels" and options.tune:
+        bench.bench_tiles(results, options.op, options.shape)
+    elif options.what == "kernels":
+        bench.bench_kernels(
+            results,
+            options.op,
+            options.impl,
+            options.shape,
+            with_first_calls=options.first_calls,
+        )
     elif options.what == "decode":
         bench.bench_decode(results, options.op)
     else:

@@ -1,6 +1,5 @@
 """What a person sees while a sweep runs: a live bar on a terminal, plain lines in a log."""
 
-import sys
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -9,35 +8,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from orchestrator.console import duration, label
 from orchestrator.journal import last_event
 from orchestrator.ledger import ReplicateState
 from orchestrator.plan import Plan, rate_ratios, total_flops
-from orchestrator.records import TrialRecord
 
 SHOWN_CELLS = 200
 """Rows of a plan's table; more are no longer read, and take long to lay out."""
 
 LOG_SECONDS = 30.0
 """Between two plain progress lines when nothing ends in between."""
-
-
-def make_console() -> Console:
-    """Standard output; long lines are left whole where it is no terminal."""
-    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
-
-
-def label(record: TrialRecord) -> str:
-    """A replicate in words: the choices that tell it from its neighbours."""
-    return f"{record.mixer} {record.stack} {record.optimizer} lr={record.lr:g} seed {record.seed}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 @dataclass(slots=True)

@@ -4,27 +4,21 @@ Ray and MLflow are imported where they are needed: a sweep with nothing left to 
 and their start overlaps the preparation of the data.
 """
 
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
 from orchestrator import webhook
 from orchestrator.data.dataset import open_dataset
 from orchestrator.display import Watch
-from orchestrator.errors import ConfigError
-from orchestrator.failures import alike, is_storage_error
+from orchestrator.failures import is_storage_error
 from orchestrator.hardware import this_machine
 from orchestrator.journal import last_event
 from orchestrator.leases import DriverLease
-from orchestrator.ledger import Ledger, ReplicateState
 from orchestrator.pilot import (
     Price,
     loss_share,
@@ -34,9 +28,9 @@ from orchestrator.pilot import (
     price_of,
     refuse_costly,
 )
-from orchestrator.parquet import read_rows
 from orchestrator.plan import Plan
 from orchestrator.points import record_asks
+from orchestrator.progress import Progress, SweepStoppedError, opening_view
 from orchestrator.provenance import Provenance
 from orchestrator.readiness import (
     completeness,
@@ -47,27 +41,16 @@ from orchestrator.readiness import (
     require_writable,
 )
 from orchestrator.records import TrialRecord
+from orchestrator.remake import EXIT_DONE, EXIT_FAILED, report
 from orchestrator.rounds import extended, next_round, summary, unreached
 from orchestrator.store_uri import tracking_uri, without_path, without_secret
 
-if TYPE_CHECKING:
-    from orchestrator.tracking import MlflowView
-
-EXIT_DONE = 0
-EXIT_FAILED = 3
 EXIT_INTERRUPTED = 130
 
 SPEC_FORMAT = 1
 
 MLFLOW_PATIENCE_SECONDS = 60.0
 """How long the end of a sweep waits for an MLflow store that cannot be written."""
-MLFLOW_PAUSE_SECONDS = 5.0
-MLFLOW_SHARE = 0.02
-"""Share of one core that showing trials in MLflow may take while they run, as they may need it."""
-
-
-class SweepStoppedError(RuntimeError):
-    """Trials fail in a way that the ones still to come would share; the message shows it."""
 
 
 def reconcile(
@@ -176,7 +159,7 @@ class _Call:
         self._provenance = provenance
         self._console = console
         self._is_price_overruled = is_price_overruled
-        self._progress: _Progress | None = None
+        self._progress: Progress | None = None
         self._began = time.monotonic()
         self.outcome: str | None = None
 
@@ -185,13 +168,13 @@ class _Call:
         from orchestrator.cluster import ray_session
         from orchestrator.sweep import run_lanes
 
-        with _opening_view(uri, self.plan) as opened_view, ray_session(self.plan):
+        with opening_view(uri, self.plan) as opened_view, ray_session(self.plan):
             self.plan = plan = wait_for_data()
             view = opened_view()
             refuse_other_data(plan)
             self._settle_price(plan)
             plan.ledger.write_spec(spec_json(plan, self._provenance))
-            progress = _Progress(plan, view, self._provenance, self._console)
+            progress = Progress(plan, view, self._provenance, self._console)
             view.open(_sweep_params(plan), self._provenance)
             self._progress = progress
             _announce(plan, self._console)
@@ -313,149 +296,6 @@ def pilot(plan: Plan, provenance: Provenance, console: Console) -> int:
     return EXIT_FAILED if price.unmeasured else EXIT_DONE
 
 
-@contextmanager
-def _opening_view(uri: str, plan: Plan) -> Iterator[Callable[[], "MlflowView"]]:
-    """Imports MLflow and makes its database, which take seconds, while the `with` block goes on.
-
-    Yields:
-        A function that waits for the view; raises as `MlflowView` does.
-    """
-
-    def open_view() -> "MlflowView":
-        from orchestrator.tracking import MlflowView
-
-        return MlflowView(uri, plan.root, plan.spec.name)
-
-    with ThreadPoolExecutor(1, thread_name_prefix="mlflow") as pool:
-        yield pool.submit(open_view).result
-
-
-class _Progress:
-    """Keeps MLflow and the display up with the journals; one caller at a time.
-
-    A store that is away holds up no trial: the journals have everything, and each later look, or
-    the next call, makes up for what it lacks.
-    """
-
-    def __init__(
-        self, plan: Plan, view: "MlflowView", provenance: Provenance, console: Console
-    ) -> None:
-        self.watch: Watch | None = None
-        self._view = view
-        self._console = console
-        self._is_behind = False
-        self._plan = plan
-        self._provenance = provenance
-        self._lock = threading.Lock()
-        self._open = dict(plan.desired)
-        self._failed_before = {n for n, s in plan.states.items() if s.status == "failed"}
-        self._next_show = 0.0
-
-    @property
-    def page(self) -> str | None:
-        """Where a tracking server shows the sweep; None without a server."""
-        return self._view.page
-
-    def follow(self, plan: Plan, watch: Watch) -> None:
-        """Look after the replicates of a plan from now on, and show them."""
-        with self._lock:
-            self._plan, self.watch = plan, watch
-            self._open = dict(plan.desired)
-
-    def tick(self) -> None:
-        """Look at open replicates; MLflow shows them, where that is due, and then the ended close.
-
-        Raises:
-            SweepStoppedError: too many replicates have failed by one and the same bug.
-        """
-        with self._lock:
-            states = self._plan.ledger.states(self._open)
-            if self.watch is not None:
-                self.watch.update(states)
-            self._stop_if_alike(states)
-            if time.monotonic() < self._next_show:
-                return
-            began = time.thread_time()
-            self._show(self._open, states)
-            self._next_show = time.monotonic() + (time.thread_time() - began) / MLFLOW_SHARE
-            for name, state in states.items():
-                if state.is_result:
-                    self._open.pop(name)
-
-    def finish(self, patience_seconds: float = 0.0) -> None:
-        """Bring every desired replicate up to date.
-
-        Args:
-            patience_seconds: how long to go on trying while MLflow cannot be written.
-        """
-        deadline = time.monotonic() + patience_seconds
-        with self._lock:
-            states = self._plan.ledger.states(self._plan.desired)
-            if self.watch is not None:
-                self.watch.update(states)
-            while not self._show(self._plan.desired, states) and time.monotonic() < deadline:
-                time.sleep(MLFLOW_PAUSE_SECONDS)
-
-    def write_links(self) -> None:
-        """Note where MLflow shows each replicate, for the report; left as it was without MLflow."""
-        from orchestrator.tracking import TrackingError
-
-        try:
-            self._view.write_links(self._plan.ledger)
-        except TrackingError as error:
-            self._say_behind(str(error))
-
-    def close(self, status: str, metrics: dict[str, float], note: str, files: list[Path]) -> bool:
-        """End the sweep's own run; whether MLflow then shows everything."""
-        from orchestrator.tracking import TrackingError
-
-        try:
-            self._view.attach(self._plan.ledger.folder, files)
-            self._view.close(status, metrics, note)
-        except TrackingError as error:
-            self._say_behind(str(error))
-        if self._is_behind:
-            self._console.print(
-                "MLflow lacks the newest results; the same command again, or rebuild "
-                f"{self._plan.spec.name}, brings them from the journals"
-            )
-        return not self._is_behind
-
-    def _show(self, records: dict[str, TrialRecord], states: dict[str, ReplicateState]) -> bool:
-        """Bring MLflow up to the states; whether it could be written."""
-        from orchestrator.tracking import TrackingError
-
-        try:
-            self._view.sync(self._plan.ledger, records, states, self._provenance)
-        except TrackingError as error:
-            self._say_behind(str(error))
-            return False
-        if self._is_behind:
-            self._console.print("MLflow can be written again and is up to date")
-        self._is_behind = False
-        return True
-
-    def _say_behind(self, reason: str) -> None:
-        if not self._is_behind:
-            self._console.print(
-                f"MLflow cannot be written ({reason}); trials go on, and journals keep all of it",
-                markup=False,
-            )
-        self._is_behind = True
-
-    def _stop_if_alike(self, states: dict[str, ReplicateState]) -> None:
-        """Failures of an earlier call don't count until they have failed again."""
-        self._failed_before -= {n for n, s in states.items() if s.status != "failed"}
-        fresh = {n: s for n, s in states.items() if n not in self._failed_before}
-        names = alike(fresh, self._plan.spec.max_equal_failures)
-        if names:
-            raise SweepStoppedError(
-                f"{len(names)} replicates failed alike ({', '.join(names)}), so the others are not "
-                f"tried (max_equal_failures={self._plan.spec.max_equal_failures}):\n"
-                f"{states[names[0]].end.get('traceback', '').rstrip()}"
-            )
-
-
 def compact(plan: Plan) -> list[TrialRecord]:
     """Write both Parquet files from the journals, of desired replicates and of the others."""
     ledger = plan.ledger
@@ -467,21 +307,6 @@ def compact(plan: Plan) -> list[TrialRecord]:
     records = [ledger.record(record, states[name]) for name, record in planned.items()]
     ledger.compact(records, states)
     return records
-
-
-def report(ledger: Ledger, console: Console) -> tuple[dict[str, float], list[Path]]:
-    """Write the report from Parquet; returns its headline numbers and its files."""
-    from analysis.report import write_report
-
-    out = ledger.folder / "report"
-    try:
-        result = write_report(ledger.folder, out)
-    except ValueError as error:  # records that cannot be compared; they are kept as they are
-        console.print(f"no report: {error}", markup=False)
-        return {}, []
-    console.print(f"report: {out / 'index.html'}", markup=False)
-    headline = {k: float(v) for k, v in result.headline.items() if isinstance(v, int | float)}
-    return headline, [out / name for name in result.files]
 
 
 def spec_json(plan: Plan, provenance: Provenance) -> dict[str, Any]:
@@ -530,89 +355,3 @@ def _announce(plan: Plan, console: Console) -> None:
         f"{plan.spec.name}: {len(plan.desired)} replicates asked for, {done} done, "
         f"{len(plan.to_run)} to run on {plan.device}"
     )
-
-
-def verify(root: Path, sweep: str, console: Console) -> int:
-    """Recompute every number of a sweep's report from its records; returns the exit code.
-
-    Raises:
-        LedgerError: there is no such sweep.
-        ConfigError: it has no report, or its records cannot be read.
-    """
-    from analysis.claims import verify as verify_claims
-
-    ledger = Ledger(root, sweep)
-    ledger.spec()
-    try:
-        drifts = verify_claims(ledger.folder)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    for drift in drifts:
-        console.print(drift, markup=False)
-    if drifts:
-        console.print(f"{len(drifts)} claims do not follow from the records")
-        return EXIT_FAILED
-    console.print(f"{sweep}: every number of the report follows from the records")
-    return EXIT_DONE
-
-
-def rebuild(root: Path, sweep: str, provenance: Provenance, console: Console) -> int:
-    """Make a sweep's Parquet and MLflow runs again from its journals and compare them.
-
-    Returns the exit code: 0 where MLflow then shows what the journals hold.
-
-    Raises:
-        LedgerError: there is no such sweep, or a process is running it.
-    """
-    from orchestrator.tracking import MlflowView
-
-    ledger = Ledger(root, sweep)
-    spec = ledger.spec()
-    with interruptible(), DriverLease(ledger.folder):
-        desired = {
-            row["replicate_id"]: bool(row["desired"])
-            for row in read_rows(ledger.folder / "trials.parquet")
-        }
-        records = {
-            name: replace(ledger.planned(name), desired=desired.get(name, True))
-            for name in ledger.replicate_ids()
-        }
-        states = ledger.states(records)
-        ledger.compact([ledger.record(r, states[name]) for name, r in records.items()], states)
-        view = MlflowView(tracking_uri(spec["tracking"]["uri"], root), root, sweep)
-        removed = view.forget()
-        params = {"purpose": spec["purpose"], "match": spec["match"], "device": spec["device"]}
-        view.open(params | spec["base"], provenance)
-        view.sync(ledger, records, states, provenance)
-        view.write_links(ledger)
-        metrics, files = report(ledger, console)
-        view.attach(ledger.folder, files)
-        view.close("FINISHED", metrics, f"Sweep **{sweep}**, made again from its journals.")
-        different = view.differences(ledger, records)
-    for sentence in ledger.damages(states) + different:
-        console.print(sentence, markup=False)
-    console.print(
-        f"{sweep}: {removed} runs replaced, {len(records)} replicates made again, "
-        f"{len(different)} differences"
-    )
-    return EXIT_FAILED if different else EXIT_DONE
-
-
-def report_again(root: Path, sweep: str, console: Console) -> int:
-    """Write a sweep's report from its records and attach it; returns the exit code.
-
-    Raises:
-        LedgerError: there is no such sweep.
-    """
-    from orchestrator.tracking import MlflowView
-
-    ledger = Ledger(root, sweep)
-    spec = ledger.spec()
-    view = MlflowView(tracking_uri(spec["tracking"]["uri"], root), root, sweep)
-    has_runs = view.find_parent()
-    if has_runs:
-        view.write_links(ledger)
-    _, files = report(ledger, console)
-    if has_runs:
-        view.attach(ledger.folder, files)
-    return EXIT_DONE

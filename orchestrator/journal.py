@@ -16,13 +16,16 @@ from typing import Any
 DURABLE_EVENTS = ("claim", "start", "checkpoint", "stop", "end", "asked", "promoted")
 """Events that are on disk before the trial goes on."""
 
-TAIL_BYTES = 65_536
-"""Read from the end of a journal for its last event; an `end` event is below 10 kB."""
+TAIL_BYTES = (4096, 65_536)
+"""Read from the end of a journal for its last event: nearly all are in the first, and an `end`
+event with its traceback is in the second."""
 
 POINT_KEYS = ("step", "tokens")
 """What a `step` event must hold to be a point of a curve."""
 
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+NON_FINITE_MARKS = (b'"nan"', b'inf"')
+"""What a line with such a number holds; most hold none and are taken as they are."""
 
 
 class Journal:
@@ -89,19 +92,36 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         return None
     if event["event"] == "step" and not all(isinstance(event.get(k), int) for k in POINT_KEYS):
         return None
-    return _decoded(event)
+    return _decoded(event) if any(mark in line for mark in NON_FINITE_MARKS) else event
 
 
 def last_event(path: Path) -> dict[str, Any] | None:
     """The last complete event of a journal, without reading all of it."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - TAIL_BYTES))
-        data = file.read()
-    for line in reversed(data[: data.rfind(b"\n") + 1].splitlines()):
-        event = _parsed(line)
+    # Without Python's file objects, which cost more than reading: there are thousands of journals.
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(descriptor).st_size
+        for length in TAIL_BYTES:
+            begin = max(0, size - length)
+            event = _last_in(os.pread(descriptor, length, begin), is_whole=begin == 0)
+            if event is not None or begin == 0:
+                return event
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _last_in(data: bytes, *, is_whole: bool) -> dict[str, Any] | None:
+    """The last complete event; the first line counts only where `data` is the whole file."""
+    end = data.rfind(b"\n")
+    while end > 0:
+        begin = data.rfind(b"\n", 0, end)
+        if begin < 0 and not is_whole:
+            return None
+        event = _parsed(data[begin + 1 : end])
         if event is not None:
             return event
+        end = begin
     return None
 
 

@@ -15,12 +15,9 @@ The journals (`orchestrator.journal`) are the record; Parquet and MLflow are mad
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Any
 
 from orchestrator.errors import LedgerError
 from orchestrator.journal import damaged_lines, last_event, opening, read_events
@@ -69,6 +66,7 @@ class Ledger:
     def __init__(self, root: Path, sweep: str) -> None:
         self.sweep = sweep
         self.folder = root / sweep
+        self._replicates = self.folder / "replicates"
 
     @property
     def exists(self) -> bool:
@@ -77,14 +75,13 @@ class Ledger:
 
     def replicate_folder(self, replicate_id: str) -> Path:
         """Folder of one replicate."""
-        return self.folder / "replicates" / replicate_id
+        return self._replicates / replicate_id
 
     def replicate_ids(self) -> list[str]:
         """Every replicate that the ledger knows, desired or not, in a fixed order."""
-        folder = self.folder / "replicates"
-        if not folder.is_dir():
+        if not self._replicates.is_dir():
             return []
-        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        return sorted(entry.name for entry in os.scandir(self._replicates) if entry.is_dir())
 
     def describe(self, planned: TrialRecord) -> Path:
         """Write a replicate's `config.json` if it has none; returns its folder."""
@@ -113,7 +110,8 @@ class Ledger:
     def next_attempt(self, replicate_id: str, kind: str = "attempt") -> Path:
         """Path of the next journal of a kind, `attempt` or `speed`."""
         folder = self.replicate_folder(replicate_id)
-        journals = _journals(folder)[kind]
+        attempts, speeds = _journals(str(folder))
+        journals = attempts if kind == "attempt" else speeds
         last = int(journals[-1].stem.rpartition("-")[2]) if journals else 0
         return folder / f"{kind}-{last + 1:04d}.jsonl"
 
@@ -124,9 +122,7 @@ class Ledger:
             replicate_id: the replicate.
             without_start: leave `start` empty where the last attempt has ended, to read less.
         """
-        folder = self.replicate_folder(replicate_id)
-        found = _journals(folder)
-        attempts, speeds = found["attempt"], found["speed"]
+        attempts, speeds = _journals(f"{self._replicates}/{replicate_id}")
         speed = next((end for path in reversed(speeds) if (end := _completed(path))), {})
         if not attempts:
             return ReplicateState(speed_attempts=speeds)
@@ -181,6 +177,8 @@ class Ledger:
 
         Rows are in the order of replicate ids, so that the same records are the same bytes.
         """
+        from orchestrator.parquet import write_rows  # noqa: PLC0415 - slow to load; see there
+
         records = sorted(records, key=lambda record: record.replicate_id)
         points = [
             point.as_row()
@@ -188,8 +186,8 @@ class Ledger:
             for point in self.curve(record.replicate_id, states[record.replicate_id].attempts)
         ]
         rows = [record.as_row() for record in records]
-        _write_parquet(self.folder / "curves.parquet", points, CurvePoint)
-        _write_parquet(self.folder / "trials.parquet", rows, TrialRecord)
+        write_rows(self.folder / "curves.parquet", points, CurvePoint)
+        write_rows(self.folder / "trials.parquet", rows, TrialRecord)
 
     def damages(self, states: dict[str, ReplicateState]) -> list[str]:
         """A sentence for each journal of these replicates with lines that cannot be read."""
@@ -235,17 +233,23 @@ SPEED_COLUMNS = (
 """Columns that only the speed lane fills."""
 
 
-def _journals(folder: Path) -> dict[str, tuple[Path, ...]]:
-    """Journals of a replicate by kind, oldest first."""
+def _journals(folder: str) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Journals of a replicate, of its loss trials and of its speed measurements, oldest first.
+
+    Called for every replicate of a sweep, so it makes no more paths than it returns.
+    """
     try:
         names = sorted(os.listdir(folder))
     except FileNotFoundError:
-        names = []
-    journals = [name for name in names if name.endswith(".jsonl")]
-    return {
-        kind: tuple(folder / name for name in journals if name.startswith(f"{kind}-"))
-        for kind in ("attempt", "speed")
-    }
+        return (), ()
+    attempts, speeds = [], []
+    for name in names:
+        if name.endswith(".jsonl"):
+            if name.startswith("attempt-"):
+                attempts.append(Path(f"{folder}/{name}"))
+            elif name.startswith("speed-"):
+                speeds.append(Path(f"{folder}/{name}"))
+    return tuple(attempts), tuple(speeds)
 
 
 def _completed(path: Path) -> dict[str, Any]:
@@ -268,27 +272,3 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-
-
-ARROW_TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-
-
-def _schema(cls: type[Any]) -> pa.Schema:
-    hints = get_type_hints(cls)
-    columns = []
-    for item in fields(cls):
-        hint = hints[item.name]
-        plain = next((arg for arg in get_args(hint) if arg is not type(None)), hint)
-        columns.append(pa.field(item.name, ARROW_TYPES[plain]))
-    return pa.schema(columns)
-
-
-def _write_parquet(path: Path, rows: list[dict[str, Any]], cls: type[Any]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    pq.write_table(pa.Table.from_pylist(rows, schema=_schema(cls)), partial)
-    partial.replace(path)
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a Parquet file; none where there is no file."""
-    return list(pq.read_table(path).to_pylist()) if path.is_file() else []

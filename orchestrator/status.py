@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from orchestrator.display import duration, label
+from orchestrator.console import duration, label
 from orchestrator.journal import last_event
 from orchestrator.ledger import Ledger, ReplicateState
 

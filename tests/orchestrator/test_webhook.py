@@ -14,9 +14,10 @@ from orchestrator import driver as driving
 from orchestrator import tracking, webhook
 from orchestrator.compose import load_sweep
 from orchestrator.data.preparation import prepare
-from orchestrator.driver import SweepStoppedError, spec_json
+from orchestrator.driver import spec_json
 from orchestrator.errors import ConfigError
 from orchestrator.plan import make_plan
+from orchestrator.progress import SweepStoppedError
 from orchestrator.provenance import capture
 from orchestrator.store_uri import without_secret
 
