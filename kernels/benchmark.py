@@ -5,8 +5,10 @@ its output and every gradient are compared with the float64 chunked form on a sh
 same heads and head dims; one that is off is not timed, and its row says by how much.
 
 Inputs are `[B, T, H, D]`, contiguous, bfloat16 (see `benchmark_ops`). Times are medians of repeated
-runs with the L2 cache flushed between them; autotuning and compilation happen before. The first
-call of a fresh process, with an empty compile cache and with a full one, is `first_call_seconds`.
+runs with the L2 cache flushed between them; autotuning and compilation happen before. Beside the
+time of a call stands that of its kernels alone (`device_time`): where the two differ, the host is
+what the first one shows. The first call of a fresh process, with an empty compile cache and with a
+full one, is `first_call_seconds`.
 """
 
 import importlib.util
@@ -23,6 +25,7 @@ import triton.testing
 from torch import Tensor
 
 from kernels.benchmark_ops import BENCHMARK_OPS, BenchmarkShape, implementation, op_inputs
+from kernels.device_time import device_milliseconds
 
 OPS = tuple(BENCHMARK_OPS)
 IMPLEMENTATIONS = ("triton", "chunked", "fla")
@@ -61,6 +64,7 @@ class BenchmarkRow:
         milliseconds: median; None where the error is beyond `ERROR_LIMIT`.
         low_milliseconds: 20 % quantile.
         high_milliseconds: 80 % quantile.
+        device_milliseconds: time of the call's kernels alone, without the host's.
         extra_memory_bytes: most memory in use beyond that before the call.
         floor_milliseconds: time to read every input and write every output once.
     """
@@ -73,6 +77,7 @@ class BenchmarkRow:
     milliseconds: float | None
     low_milliseconds: float | None
     high_milliseconds: float | None
+    device_milliseconds: float | None
     extra_memory_bytes: int | None
     floor_milliseconds: float
 
@@ -141,7 +146,7 @@ def measure(op: str, shape: BenchmarkShape, impl: str) -> Iterator[BenchmarkRow]
     for span, run in zip(PASSES, (forward, training_forward, both), strict=True):
         floor = floor_milliseconds(op, shape, span)
         if not error <= ERROR_LIMIT:
-            yield BenchmarkRow(op, shape, impl, span, error, None, None, None, None, floor)
+            yield BenchmarkRow(op, shape, impl, span, error, None, None, None, None, None, floor)
             continue
         run()
         torch.cuda.synchronize()
@@ -153,7 +158,8 @@ def measure(op: str, shape: BenchmarkShape, impl: str) -> Iterator[BenchmarkRow]
         median, low, high = triton.testing.do_bench(
             run, warmup=50, rep=200, quantiles=[0.5, 0.2, 0.8]
         )
-        yield BenchmarkRow(op, shape, impl, span, error, median, low, high, extra, floor)
+        device = device_milliseconds(run)
+        yield BenchmarkRow(op, shape, impl, span, error, median, low, high, device, extra, floor)
 
 
 def benchmark(
@@ -179,26 +185,33 @@ def benchmark(
 
 
 def table(rows: Iterable[BenchmarkRow]) -> str:
-    """Rows as a Markdown table, each beside the time of fla in the same run."""
+    """Rows as a Markdown table, each beside the times of fla in the same run."""
     rows = list(rows)
-    fla_times = {(r.op, r.shape, r.span): r.milliseconds for r in rows if r.impl == "fla"}
+    beside = {(r.op, r.shape, r.span): r for r in rows if r.impl == "fla"}
     lines = [
-        "| op | shape | pass | impl | ms | 20–80 % | × floor | fla / this | extra MiB | error |",
-        "|---|---|---|---|---:|---:|---:|---:|---:|---:|",
+        "| op | shape | pass | impl | ms | 20–80 % | GPU ms | × floor | fla / this | in GPU time "
+        "| extra MiB | error |",
+        "|---|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         name = f"| {row.op} | {row.shape} | {row.span} | {row.impl} | "
         if row.milliseconds is None or row.extra_memory_bytes is None:
-            lines.append(f"{name}off | | | | | {row.error:.1e} |")
+            lines.append(f"{name}off | | | | | | | {row.error:.1e} |")
             continue
-        beside = fla_times.get((row.op, row.shape, row.span))
-        ratio = "" if beside is None else f"{beside / row.milliseconds:.2f}"
+        fla = beside.get((row.op, row.shape, row.span))
+        ratio = _ratio(None if fla is None else fla.milliseconds, row.milliseconds)
+        theirs = None if fla is None else fla.device_milliseconds
         lines.append(
             f"{name}{row.milliseconds:.3f} | {row.low_milliseconds:.3f}–{row.high_milliseconds:.3f}"
-            f" | {row.floor_ratio:.1f} | {ratio} | {row.extra_memory_bytes / 2**20:.0f}"
-            f" | {row.error:.1e} |"
+            f" | {row.device_milliseconds:.3f} | {row.floor_ratio:.1f}"
+            f" | {ratio} | {_ratio(theirs, row.device_milliseconds)}"
+            f" | {row.extra_memory_bytes / 2**20:.0f} | {row.error:.1e} |"
         )
     return "\n".join(lines)
+
+
+def _ratio(theirs: float | None, ours: float | None) -> str:
+    return "" if theirs is None or ours is None else f"{theirs / ours:.2f}"
 
 
 def installed_implementations() -> tuple[str, ...]:

@@ -42,6 +42,23 @@ class BenchmarkShape:
     K: int
     V: int
 
+    @classmethod
+    def parse(cls, text: str) -> "BenchmarkShape":
+        """The shape written as `BxTxHxHVxKxV`, such as `8x4096x8x8x128x128`.
+
+        Raises:
+            ValueError: says what is no such shape.
+        """
+        parts = text.split("x")
+        if len(parts) != 6 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+            raise ValueError(
+                f"shape {text!r} is not of the form BxTxHxHVxKxV, such as 8x4096x8x8x128x128"
+            )
+        shape = cls(*map(int, parts))
+        if shape.HV % shape.H:
+            raise ValueError(f"shape {text!r} has {shape.HV=} that is no multiple of {shape.H=}")
+        return shape
+
     def __str__(self) -> str:
         """Batch × length, heads, head dims."""
         heads = f"H{self.H}" if self.H == self.HV else f"H{self.H}/{self.HV}"

@@ -47,14 +47,23 @@ class Tiles:
     prepare_registers: int | None = None
 
 
+MEASURED: dict[tuple[torch.dtype, int, int], Tiles] = {}
+"""Tiles that `bench kernels --tune` found, by dtype, key dim and value dim; see `kernels.tiles`."""
+
+
 def tiles(dtype: torch.dtype, key_dim: int, value_dim: int) -> Tiles:
     """Tiles for inputs of `dtype` on Hopper; see the log, "Channel-decay rules".
+
+    What stands in `MEASURED` is taken; the rest is by rule.
 
     Rows of tiles have at least `SHORTEST_ROW` bytes, with one exception: for heads of more than 32
     channels, the kernel that prepares the chunks takes half of that in 16 bit, which is a third
     faster, and for which the compile check and the tests on a GPU find its code right. A value tile
     of 32 columns with 4 warps, besides, made scans that failed with an illegal memory access.
     """
+    found = MEASURED.get((dtype, key_dim, value_dim))
+    if found is not None:
+        return found
     if dtype == torch.float32:
         return Tiles(32, 8, 64, 8, 1, 8, 32, 64, 8, 1)
     scan = (4, 2) if key_dim <= 128 else (8, 1)

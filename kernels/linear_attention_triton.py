@@ -25,9 +25,9 @@ from kernels.tiles import (
     check_dtype,
     device_of,
     dot_precision,
+    linear_scan_tile,
     power_of_two,
     processors,
-    scan_tile,
 )
 
 # Axis letters: B batch, T time, H heads, K key dim, V value dim, N sequences.
@@ -70,7 +70,7 @@ def linear_attention_triton(
     check_dtype("q", q)
     B, T, HV, V = v.shape
     if segments is None:
-        tile = scan_tile(q.shape[-1], V, q.dtype)
+        tile = linear_scan_tile(q.shape[-1], V, q.dtype)
         count = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
         slots = num_chunk_slots(B, T, CHUNK, cu_seqlens)
         programs = count * HV * -(-V // tile.block_v)
@@ -260,7 +260,7 @@ class _Options:
     ) -> None:
         """Launches the scan `role`; q, k and v are what it reads in their place."""
         K, V = k.shape[-1], v.shape[-1]
-        tile = scan_tile(K, V, q.dtype)
+        tile = linear_scan_tile(K, V, q.dtype)
         blocks = -(-V // tile.block_v)
         launch_kernel(
             linear_attention_scan_kernel,
@@ -388,7 +388,7 @@ def _gradients(
         reverse(_D_KEY, q=v, k=d_out, v=q, out=d_k, image=k)
         reverse(_D_VALUE, q=k, k=q, v=d_out, out=d_v, end=d_initial, end_z=d_initial_z)
     if HV > H:
-        d_q, d_k = (x.view(B, T, H, HV // H, K).sum(3).to(q.dtype) for x in (d_q, d_k))
+        d_q, d_k = (x.view(B, T, H, HV // H, K).sum(3) for x in (d_q, d_k))
     return d_q, d_k, d_v, d_initial, d_initial_z
 
 
@@ -420,12 +420,11 @@ def _allocate_gradients(
     cu_seqlens: Tensor | None,
     normalize: bool,  # noqa: FBT001 (private)
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients as the kernels write them: those of q and k per value head, then summed."""
-    B, T, H, K = q.shape
+    """Gradients as the kernels write them: those of q and k per value head, to be summed."""
+    B, T, _, K = q.shape
     HV, V = v.shape[2:]
     count = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    dtype = q.dtype if HV == H else torch.float32
-    d_q, d_k = (torch.empty((B, T, HV, K), dtype=dtype, device=q.device) for _ in range(2))
+    d_q, d_k = (q.new_empty((B, T, HV, K)) for _ in range(2))
     d_initial = torch.empty((count, HV, K, V), dtype=torch.float32, device=v.device)
     shape = (count, HV, K) if normalize else (0,)
     d_initial_z = torch.empty(shape, dtype=torch.float32, device=v.device)

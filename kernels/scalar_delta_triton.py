@@ -147,7 +147,7 @@ def _forward(
         "erase_factor": erase,
         "write_factor": write,
     }
-    prepare, tile = prepare_tile(K), scan_tile(K, V, q.dtype)
+    prepare, tile = prepare_tile(K, V, q.dtype), scan_tile(K, V, q.dtype)
     scan = {
         **constants,
         "BK": tile.block_k,
@@ -438,18 +438,17 @@ def _gradients(
             **tokens,
         )
     if HV > H:
-        d_q, d_k = (x.view(B, T, H, HV // H, K).sum(3).to(q.dtype) for x in (d_q, d_k))
+        d_q, d_k = (x.view(B, T, H, HV // H, K).sum(3) for x in (d_q, d_k))
     return d_q, d_k, d_v, d_log_decay, d_beta, d_initial
 
 
 def _allocate_gradients(
     q: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor | None, count: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients as the kernels write them: those of q and k per value head, then summed."""
-    B, T, H, K = q.shape
+    """Gradients as the kernels write them: those of q and k per value head, to be summed."""
+    B, T, _, K = q.shape
     HV, V = v.shape[2:]
-    dtype = q.dtype if HV == H else torch.float32
-    d_q, d_k = (torch.empty((B, T, HV, K), dtype=dtype, device=q.device) for _ in range(2))
+    d_q, d_k = (q.new_empty((B, T, HV, K)) for _ in range(2))
     d_log_decay, d_beta = (
         v.new_empty(0) if x is None else torch.empty_like(x) for x in (log_decay, beta)
     )

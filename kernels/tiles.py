@@ -1,7 +1,9 @@
 """Tiles, warps and pipeline stages of the Triton kernels: a table, never a search at run time.
 
 A search would time kernels inside the first training step and may choose differently on every
-machine, so that neither the first step's time nor the order of float sums would reproduce.
+machine, so that neither the first step's time nor the order of float sums would reproduce. What
+`bench kernels --tune` finds is written into `MEASURED` by hand, once `tests/gpu` have passed with
+it; the rules below it serve every other size.
 
 C is 64 everywhere: 128 would halve the stored memories at 40 % more products and four times the
 inverse; 32 pays for very short sequences only. Entries name their measurement in `docs/log.md`, or
@@ -9,6 +11,7 @@ the property of the compiled code they were chosen by.
 """
 
 import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -50,12 +53,42 @@ def power_of_two(channels: int) -> int:
     return max(16, 1 << (channels - 1).bit_length())
 
 
+TileRule = Callable[[int, int, torch.dtype], Tile]
+"""The tile of a kernel by key dim, value dim and dtype of the inputs."""
+
+MEASURED: dict[tuple[str, int, int, torch.dtype], Tile] = {}
+"""Tiles that were searched for, by kernel, key dim, value dim and dtype of the inputs."""
+
+
+def _unless_measured(rule: TileRule) -> TileRule:
+    """The tile in `MEASURED` under the rule's name without `_tile`, or that of the rule."""
+    kernel = rule.__name__.removesuffix("_tile")
+
+    @functools.wraps(rule)
+    def tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
+        found = MEASURED.get((kernel, key_dim, value_dim, dtype))
+        return rule(key_dim, value_dim, dtype) if found is None else found
+
+    return tile
+
+
+@_unless_measured
 def scan_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
-    """Tile of the kernels that walk the chunks with a `block_k` × `block_v` memory in registers.
+    """Tile of the scalar-decay scans, with a `block_k` × `block_v` memory in registers.
 
     Log, "Scalar-decay kernels": 3 stages take a third off 2; 8 warps, 128 columns and 16 columns
     are slower. 512 rows with 4 warps and 64 columns gave wrong numbers on an H200.
     """
+    return _scan(key_dim, value_dim, dtype)
+
+
+@_unless_measured
+def linear_scan_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
+    """Tile of the scans of linear attention: that of the other scans, but measured apart."""
+    return _scan(key_dim, value_dim, dtype)
+
+
+def _scan(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
     block_k = power_of_two(key_dim)
     block_v = min(64, power_of_two(value_dim))
     if block_k == 512:
@@ -66,7 +99,8 @@ def scan_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
     return Tile(block_k, block_v, 4, 1 if dtype == torch.float32 else 3)
 
 
-def prepare_tile(key_dim: int) -> Tile:
+@_unless_measured
+def prepare_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
     """Tile of the kernel that inverts a chunk's triangle: all key channels, no value channels.
 
     Log, "Scalar-decay kernels": 0.132 ms with 128 registers, 0.141 without a limit, 0.165 with 96.
@@ -74,6 +108,7 @@ def prepare_tile(key_dim: int) -> Tile:
     return Tile(power_of_two(key_dim), 16, 4, 1, registers=128)
 
 
+@_unless_measured
 def pairs_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
     """Tile of the kernels that form products of a chunk's tokens with each other.
 
@@ -87,6 +122,7 @@ def pairs_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
     return Tile(block_k, block_v, 4, 2, registers=168)
 
 
+@_unless_measured
 def token_tile(key_dim: int, value_dim: int, dtype: torch.dtype) -> Tile:
     """Tile of the kernels that take every chunk by itself, in slices of channels.
 

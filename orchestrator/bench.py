@@ -62,31 +62,40 @@ class BenchResults:
 
 
 def bench_kernels(
-    results: BenchResults, ops: Sequence[str], impls: Sequence[str], *, with_first_calls: bool
+    results: BenchResults,
+    ops: Sequence[str],
+    impls: Sequence[str],
+    shapes: Sequence[str] = (),
+    *,
+    with_first_calls: bool,
 ) -> None:
-    """Time forward and backward of ops by implementation, over the benchmark's shapes.
+    """Time forward and backward of ops by implementation.
 
     Args:
         results: what to do with the rows.
         ops: names of ops; all for none.
         impls: names of implementations; for none ours and, where installed, that of fla.
+        shapes: written as `BxTxHxHVxKxV`; for none those of the benchmark.
         with_first_calls: also time the first call in fresh processes.
 
     Raises:
-        ConfigError: an unknown name, or no GPU.
+        ConfigError: an unknown name, no shape, or no GPU.
     """
     from kernels import benchmark
 
     ops = tuple(ops) or benchmark.OPS
     impls = tuple(impls) or benchmark.installed_implementations()
+    sizes = _shapes(shapes) or benchmark.SHAPES
     rows = _run(
-        results, lambda: benchmark.benchmark(ops, impls=impls), lambda row: benchmark.table([row])
+        results,
+        lambda: benchmark.benchmark(ops, sizes, impls),
+        lambda row: benchmark.table([row]),
     )
     results.console.print(benchmark.table(rows), markup=False)
     results.keep([row.as_fields() for row in rows])
     if not with_first_calls:
         return
-    shape = benchmark.SHAPES[0]
+    shape = sizes[0]
     first_calls: list[Row] = []
     for op in ops:
         for impl in impls:
@@ -94,6 +103,42 @@ def bench_kernels(
             results.console.print(f"{op} {impl}: first call {cold:.1f} s, compiled {warm:.1f} s")
             first_calls.append({"op": op, "impl": impl, "cold_seconds": cold, "warm_seconds": warm})
     replace(results, what="first-calls").keep(first_calls)
+
+
+def bench_tiles(results: BenchResults, ops: Sequence[str], shapes: Sequence[str] = ()) -> None:
+    """Search tiles, warps and stages of our kernels, and write the table that comes out.
+
+    Args:
+        results: what to do with the rows.
+        ops: names of ops; all for none.
+        shapes: written as `BxTxHxHVxKxV`; for none the benchmark's batch.
+
+    Raises:
+        ConfigError: an unknown op, no shape, or no GPU.
+    """
+    from kernels import benchmark, tune
+
+    chosen = tuple(ops) or benchmark.OPS
+    sizes = _shapes(shapes) or benchmark.SHAPES[:1]
+    rows = _run(
+        results,
+        lambda: (row for op in chosen for shape in sizes for row in tune.tune(op, shape)),
+        str,
+    )
+    kept = replace(results, what="tiles").keep([row.as_fields() for row in rows])
+    path = kept.with_suffix(".txt")
+    lines = tune.entries(rows) or ["# nothing was faster than what there is"]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    results.console.print("\n".join([*lines, f"entries for the tables: {path}"]), markup=False)
+
+
+def _shapes(texts: Sequence[str]) -> tuple[Any, ...]:
+    from kernels.benchmark_ops import BenchmarkShape
+
+    try:
+        return tuple(BenchmarkShape.parse(text) for text in texts)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def bench_decode(results: BenchResults, ops: Sequence[str]) -> None:
