@@ -1,8 +1,7 @@
 """From axis assignments to resolved, matched cells: normalise, solve, name, compare."""
 
-import copy
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from models.accounting import count_parameters, softmax_reference, solve_ffn_dim
@@ -34,7 +33,7 @@ class Cell:
 
 
 ComposeValues = Callable[[dict[str, Any]], dict[str, Any]]
-"""Flat `path: value` of one cell → its nested, typed values."""
+"""Flat `path: value` of one cell → its nested, typed values, which nobody else holds."""
 
 
 def resolve_cells(
@@ -54,10 +53,10 @@ def resolve_cells(
         values["match"] = spec.match
         try:
             config = trial_from_dict(_normalised(values))
-            config = matcher.matched(config)
+            plain = trial_to_dict(config)
+            config = matcher.matched(config, plain)
         except ValueError as error:
             raise ConfigError(f"{error}{_where(assignment)}") from None
-        plain = trial_to_dict(config)
         cell = Cell(cell_id(plain), arm_id(plain), assignment, config, plain)
         merged += cell.cell_id in cells
         cells.setdefault(cell.cell_id, cell)
@@ -80,8 +79,7 @@ def _where(assignment: Assignment) -> str:
 
 def _normalised(values: dict[str, Any]) -> dict[str, Any]:
     """Values that have no effect in this cell set to null, so that they are not part of its id."""
-    result = copy.deepcopy(values)
-    model = result["model"]
+    model = values["model"]
     if model["stack"] == "pure":
         model["softmax_every"] = None
         model["softmax_layers"] = None
@@ -94,7 +92,7 @@ def _normalised(values: dict[str, Any]) -> dict[str, Any]:
     routing = RoutingConfig(**model["routing"])
     if not routing.routes_error:
         model["routing"]["residual"] = RoutingConfig().residual
-    return result
+    return values
 
 
 class _Matcher:
@@ -104,8 +102,8 @@ class _Matcher:
         self._spec = spec
         self._solved: dict[str, int] = {}
 
-    def matched(self, config: TrialConfig) -> TrialConfig:
-        """The trial with the FFN width that the rule asks for."""
+    def matched(self, config: TrialConfig, plain: dict[str, Any]) -> TrialConfig:
+        """The trial with the FFN width that the rule asks for, which `plain` then has as well."""
         if self._spec.match != "params":
             return config
         if "model.ffn_dim" in self._spec.base or "model.ffn_dim" in self._spec.axes:
@@ -113,9 +111,10 @@ class _Matcher:
                 "model.ffn_dim is given although match: params solves it; remove it, or say "
                 "match: depth"
             )
-        key = canonical_json(asdict(config.model))
+        key = canonical_json(plain["model"])
         if key not in self._solved:
             self._solved[key] = self._solve(config.model)
+        plain["model"]["ffn_dim"] = self._solved[key]
         return replace(config, model=replace(config.model, ffn_dim=self._solved[key]))
 
     def _solve(self, model: ModelConfig) -> int:
@@ -133,15 +132,16 @@ DEPTH = "model.num_layers"
 
 def _refuse_mismatch(spec: SweepSpec, cells: list[Cell]) -> None:
     """Refuses cells that would be compared, those equal along `compare_within`, but differ."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        group = canonical_json([_at(cell.values, axis) for axis in spec.compare_within])
+        groups.setdefault(group, []).append(cell)
     for path in _compared_paths(spec):
-        seen: dict[str, dict[str, Cell]] = {}
-        for cell in cells:
-            group = canonical_json([_at(cell.values, axis) for axis in spec.compare_within])
-            members = seen.setdefault(group, {})
-            members.setdefault(canonical_json(_at(cell.values, path)), cell)
-        for members in seen.values():
-            if len(members) > 1:
-                (one, first), (other, second) = list(members.items())[:2]
+        for first, *others in groups.values():
+            wanted = _at(first.values, path)
+            second = next((cell for cell in others if _at(cell.values, path) != wanted), None)
+            if second is not None:
+                one, other = (canonical_json(_at(cell.values, path)) for cell in (first, second))
                 rule = f" and match: {spec.match}" if path == DEPTH else ""
                 raise ConfigError(
                     f"purpose: {spec.purpose}{rule} needs equal {path} in all cells, but it is "

@@ -26,6 +26,9 @@ LEARNING_RATE_KEYS = ("optimizer.lr", "optimizer.adam_lr")
 ID_HEX_DIGITS = 12
 """48 bits: among a million cells a collision has a chance of 0.2 %."""
 
+STABLE_TYPES = frozenset((type(None), bool, int, str))
+"""Types every value of which has one JSON text; most values of a configuration are of these."""
+
 
 def canonical_json(value: Any) -> str:
     """The one JSON text of a value: keys sorted, no spaces, floats by their shortest form.
@@ -49,13 +52,15 @@ def _require_stable(value: Any, path: str) -> None:
         return
     if isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            _require_stable(item, f"{path}[{index}]")
+            if type(item) not in STABLE_TYPES:
+                _require_stable(item, f"{path}[{index}]")
         return
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise TypeError(f"{where} has the key {key!r}, which is not a string")
-            _require_stable(item, f"{path}.{key}" if path else key)
+            if type(item) not in STABLE_TYPES:
+                _require_stable(item, f"{path}.{key}" if path else key)
         return
     raise TypeError(f"{where} is a {type(value).__name__}, which has no stable JSON form")
 
