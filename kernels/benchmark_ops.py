@@ -97,8 +97,8 @@ def op_inputs(
 ) -> dict[str, Tensor]:
     """Random inputs on the generator's device, by argument name, asking for gradients.
 
-    q, k and v are normal; erase, write and β sigmoids of normal numbers; the log decay, float32, is
-    logsigmoid(N(0, 1) + 3). In float64 everything is.
+    q, k and v are normal, and of `dtype` as are erase, write and β, sigmoids of normal numbers; the
+    log decay, float32, is logsigmoid(N(0, 1) + 3). In float64 everything is.
     """
 
     def normal(*sizes: int, dtype: torch.dtype) -> Tensor:
@@ -112,7 +112,8 @@ def op_inputs(
         "v": normal(B, T, HV, V, dtype=dtype),
     }
     for name, (gate_dtype, axes) in BENCHMARK_OPS[op].gates.items():
-        wide = torch.float64 if dtype == torch.float64 else gate_dtype
+        # Gates that the table has in 16 bit are of the dtype asked for; the decay is never narrow.
+        wide = dtype if gate_dtype == _BF16 or dtype == torch.float64 else gate_dtype
         channels = () if axes == "B T HV" else (_channels(axes, shape),)
         logits = normal(B, T, HV, *channels, dtype=wide)
         is_decay = name == "log_decay"

@@ -8,7 +8,6 @@ vanish. What is summed here is what stays.
 from collections.abc import Callable
 
 import torch
-from torch.autograd.profiler_util import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 REPEATS = 20
@@ -28,7 +27,7 @@ def device_milliseconds(run: Callable[[], object], repeats: int = REPEATS) -> fl
         repeats: calls that are averaged.
     """
     flushed = torch.zeros(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
-    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiled:
         for _ in range(repeats):
             flushed.bitwise_not_()
             run()
@@ -36,6 +35,6 @@ def device_milliseconds(run: Callable[[], object], repeats: int = REPEATS) -> fl
     microseconds = sum(
         float(event.device_time)
         for event in profiled.events()
-        if event.device_type == DeviceType.CUDA and _FLUSH_KERNEL not in event.name
+        if event.device_type.name == "CUDA" and _FLUSH_KERNEL not in event.name
     )
     return microseconds / repeats / 1e3

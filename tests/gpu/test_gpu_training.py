@@ -82,7 +82,7 @@ def test_every_mixer_learns_as_on_the_cpu(mixer: str, optimizer: str, data_folde
     """bf16 products and Muon's bf16 iteration cost little of what was learned."""
     config = trial(mixer, optimizer)
     on_gpu = run(config, data_folder)
-    on_cpu = run(config, data_folder, runtime=Runtime(threads=8))
+    on_cpu = run(config, data_folder, runtime=Runtime())
     assert on_gpu.val_loss_nats is not None
     assert on_cpu.val_loss_nats is not None
     learned = on_cpu.init_loss_nats - on_cpu.val_loss_nats
