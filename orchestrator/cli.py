@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
     from orchestrator.plan import Plan
 
 EXIT_REFUSED = 2
+EXIT_FAILED = 3
 EXIT_INTERRUPTED = 130
+
+SCHEME = re.compile(r"[a-z][a-z0-9+]*:/")
+"""How a URI begins, also once `Path` has made one slash of two."""
+
+STORE_HELP = "object store that has a copy of the sweep: s3://BUCKET/PREFIX"
 
 DESCRIPTION = """\
 Which attention architecture, at which optimizer and learning rate, gives the best loss for its
@@ -78,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
             verb.add_argument(
                 "--yes", action="store_true", help="run it whatever price.max_gpu_hours says"
             )
+            verb.add_argument("--store", metavar="URI", help=STORE_HELP)
         if name == "plan":
             verb.add_argument("--json", action="store_true", help="one JSON object with `cells`")
     for name, run, text in (
@@ -91,6 +99,10 @@ def _parser() -> argparse.ArgumentParser:
         verb.set_defaults(run=run)
         if name == "status":
             verb.add_argument("--json", action="store_true", help="one object with `replicates`")
+    fetch = verbs.add_parser("fetch", help="bring a sweep here from a store", parents=[common])
+    fetch.add_argument("sweep", metavar="SWEEP")
+    fetch.add_argument("--store", metavar="URI", required=True, help=STORE_HELP)
+    fetch.set_defaults(run=_fetch)
     export = verbs.add_parser("export", help="write a finished trial's model", parents=[common])
     export.add_argument("sweep", metavar="SWEEP")
     export.add_argument("replicate_id", metavar="REPLICATE_ID")
@@ -137,6 +149,11 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
 
 def _root(options: argparse.Namespace) -> Path:
     root: Path = options.root
+    if SCHEME.match(str(root)):
+        raise ConfigError(
+            f"--root {root}: the root is a folder of this machine; give --store s3://BUCKET/PREFIX "
+            "beside it to keep a copy of the sweep there"
+        )
     return root.expanduser().absolute()
 
 
@@ -157,15 +174,35 @@ def _load(options: argparse.Namespace) -> "Sweep":
 
 
 def _make_plan(options: argparse.Namespace, *, joins_ledger: bool = True) -> "Plan":
+    return _planned(options, _load(options), joins_ledger=joins_ledger)
+
+
+def _planned(options: argparse.Namespace, sweep: "Sweep", *, joins_ledger: bool = True) -> "Plan":
     from orchestrator.plan import make_plan
     from orchestrator.rounds import extended
 
-    plan = make_plan(_load(options), _root(options), Path.cwd(), joins_ledger=joins_ledger)
+    plan = make_plan(sweep, _root(options), Path.cwd(), joins_ledger=joins_ledger)
     return extended(plan) if joins_ledger else plan
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    plan = _make_plan(options)
+    sweep = _load(options)
+    if options.store is None:
+        return _reconcile(options, sweep)
+
+    from orchestrator.mirror import kept_in_store
+    from orchestrator.readiness import interruptible
+
+    with (
+        interruptible(),
+        kept_in_store(options.store, _root(options), sweep.spec.name, _console()) as copy,
+    ):
+        code = _reconcile(options, sweep)
+    return code or (0 if copy.is_complete else EXIT_FAILED)
+
+
+def _reconcile(options: argparse.Namespace, sweep: "Sweep") -> int:
+    plan = _planned(options, sweep)
 
     from orchestrator.driver import reconcile
     from orchestrator.provenance import capture
@@ -264,6 +301,13 @@ def _rebuild(options: argparse.Namespace) -> int:
 
     provenance = capture(["python", "-m", "orchestrator", *sys.argv[1:]])
     return rebuild(_root(options), options.sweep, provenance, _console())
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    from orchestrator.mirror import fetch
+
+    fetch(options.store, _root(options), options.sweep, _console())
+    return 0
 
 
 def _export(options: argparse.Namespace) -> int:
