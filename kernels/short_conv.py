@@ -13,7 +13,6 @@ form of "Gated Delta Networks" (arXiv 2412.06464), width 4 after the projection 
 Cost: 2·W FLOPs per token and channel. The backward keeps x and the sum before SiLU.
 """
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -80,34 +79,34 @@ def short_conv(
         out = _ConvSilu.apply(padded.to(dtype), weight.to(dtype))
         return out.to(x.dtype), padded[:, T:]
     # Every sequence gets its window in front, so that no tap reaches into the sequence before.
-    source, output, tail = _packed_rows(cu_seqlens, W)
+    source, output, tail = _packed_rows(cu_seqlens, T, W)
     padded = torch.cat([window.flatten(0, 1), x[0]]).index_select(0, source)
     out = _ConvSilu.apply(padded[None].to(dtype), weight.to(dtype)).index_select(1, output)
     return out.to(x.dtype), padded.index_select(0, tail).unflatten(0, (num_sequences, W - 1))
 
 
-def _packed_rows(cu_seqlens: Tensor, num_taps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of the packed inputs with a window before each sequence.
+def _packed_rows(
+    cu_seqlens: Tensor, num_tokens: int, num_taps: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of the packed inputs with a window before each sequence, made on their device.
 
     Returns:
         Where each row comes from, counted through all windows and then all tokens; the row at which
         each token's filter starts; the rows of the windows after each sequence.
     """
-    bounds, reach = cu_seqlens.tolist(), num_taps - 1
-    sources: list[int] = []
-    outputs: list[int] = []
-    tails: list[int] = []
-    num_windowed = (len(bounds) - 1) * reach
-    for i, (start, end) in enumerate(pairwise(bounds)):
-        sources += range(i * reach, (i + 1) * reach)
-        sources += range(num_windowed + start, num_windowed + end)
-        outputs += range(start + i * reach, end + i * reach)
-        tails += range(end + i * reach, end + (i + 1) * reach)
-    source, output, tail = (
-        torch.tensor(rows, dtype=torch.int64, device=cu_seqlens.device)
-        for rows in (sources, outputs, tails)
-    )
-    return source, output, tail
+    device, reach = cu_seqlens.device, num_taps - 1
+    bounds, num_windowed = cu_seqlens.long(), (len(cu_seqlens) - 1) * reach
+    sequence = torch.arange(len(bounds) - 1, device=device)
+    token = torch.arange(num_tokens, device=device)
+    owner = sequence.repeat_interleave(bounds.diff(), output_size=num_tokens)
+    # Sequence i has the windows of sequences 0 to i before it, and its tokens behind its own.
+    output = token + owner * reach
+    window = (bounds[:-1] + sequence * reach)[:, None] + torch.arange(reach, device=device)
+    source = torch.empty(num_windowed + num_tokens, dtype=torch.int64, device=device)
+    source[window.flatten()] = torch.arange(num_windowed, device=device)
+    source[output + reach] = num_windowed + token
+    tail = (bounds[1:] + sequence * reach)[:, None] + torch.arange(reach, device=device)
+    return source, output, tail.flatten()
 
 
 def short_conv_step(

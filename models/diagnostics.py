@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from models.compilation import eager
+from models.documents import Documents
 from models.lm import LanguageModel
 from models.routing import HiddenRouting
 from models.stack import Block
@@ -34,7 +35,9 @@ class RoutingNorms:
 
 
 @torch.no_grad()
-def routing_norms(model: LanguageModel, tokens: Int[Tensor, "B T"]) -> list[RoutingNorms]:
+def routing_norms(
+    model: LanguageModel, tokens: Int[Tensor, "B T"], documents: Documents | None = None
+) -> list[RoutingNorms]:
     """The norms of every layer that routes into the hidden stream, from one forward pass.
 
     arXiv 2607.07953 asks that runs with CLER-H or CLVR report them.
@@ -42,6 +45,7 @@ def routing_norms(model: LanguageModel, tokens: Int[Tensor, "B T"]) -> list[Rout
     Args:
         model: any model; one without such routing gives an empty list.
         tokens: what it reads.
+        documents: the parts that these are read as; see `LanguageModel.hidden`.
     """
     found: list[RoutingNorms] = []
     handles = []
@@ -51,7 +55,7 @@ def routing_norms(model: LanguageModel, tokens: Int[Tensor, "B T"]) -> list[Rout
             handles.append(block.routing.register_forward_hook(_recorder(found, layer)))
     try:
         with eager(model):
-            model.hidden(tokens)
+            model.hidden(tokens, documents)
     finally:
         for handle in handles:
             handle.remove()

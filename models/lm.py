@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from kernels import linear_cross_entropy
 from models.attention_residuals import SourceQuery
 from models.configs import ModelConfig
+from models.documents import Documents
 from models.layers import Embedding, Projection, RMSNorm
 from models.mixer import Layer, MixerState, ParameterInfo, collect_parameter_info
 from models.stack import (
@@ -74,21 +75,61 @@ class LanguageModel(nn.Module):
         logits: Tensor = self.head(self.hidden(tokens))
         return logits
 
-    def hidden(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """What the head reads: the normalised residual stream after the last layer."""
-        x, _ = self._run(self._embed(tokens), None)
+    def hidden(
+        self, tokens: Int[Tensor, "B T"], documents: Documents | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """What the head reads: the normalised residual stream after the last layer.
+
+        Args:
+            tokens: windows.
+            documents: the parts that the windows are read as, each as if it stood alone; None to
+                read every window as one sequence.
+
+        Raises:
+            ValueError: documents of windows of another shape.
+        """
+        if documents is None:
+            x, _ = self._run(self._embed(tokens), None)
+        else:
+            documents.check_fits(tokens)
+            x, _ = self._run(self._embed(tokens.flatten()[None]), None, documents)
+            x = x.view(*tokens.shape, -1)
         normed: Tensor = self.final_norm(x)
         return normed
 
-    def loss(self, inputs: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
-        """Mean cross-entropy in nats per token, float32."""
-        return self._cross_entropy(inputs, targets, "mean")
+    def loss(
+        self,
+        inputs: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        documents: Documents | None = None,
+        counted: Int[Tensor, " counted"] | None = None,
+    ) -> Float[Tensor, ""]:
+        """Mean cross-entropy in nats per token, float32.
+
+        Args:
+            inputs: windows.
+            targets: the token after each.
+            documents: as in `hidden`.
+            counted: rows of the flattened targets that the mean is taken over; None for all. The
+                mean over none is 0.
+        """
+        if counted is None:
+            return self._cross_entropy(self.hidden(inputs, documents), targets, "mean")
+        hidden = self.hidden(inputs, documents).flatten(0, 1).index_select(0, counted)
+        if not len(counted):
+            return hidden.sum().float()
+        chosen = targets.flatten().index_select(0, counted)
+        return self._cross_entropy(hidden[None], chosen[None], "mean")
 
     def token_losses(
-        self, inputs: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]
+        self,
+        inputs: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        documents: Documents | None = None,
     ) -> Float[Tensor, "B T"]:
-        """Cross-entropy of each target in nats, float32."""
-        return self._cross_entropy(inputs, targets, "none").view(targets.shape)
+        """Cross-entropy of each target in nats, float32; arguments as in `loss`."""
+        hidden = self.hidden(inputs, documents)
+        return self._cross_entropy(hidden, targets, "none").view(targets.shape)
 
     def initial_state(self, batch_size: int, dtype: torch.dtype = torch.float32) -> ModelState:
         """The empty memory of every layer, on the model's device.
@@ -138,16 +179,19 @@ class LanguageModel(nn.Module):
         served = {block.mixer.kernel_impl for block in self._blocks()}
         return served.pop() if len(served) == 1 else (served - {"sdpa"}).pop()
 
-    def _run(self, x: Tensor, state: ModelState | None) -> tuple[Tensor, ModelState]:
+    def _run(
+        self, x: Tensor, state: ModelState | None, documents: Documents | None = None
+    ) -> tuple[Tensor, ModelState]:
+        blocks, recompute = self._blocks(), self.config.recompute
         if self.config.routing.has_attention_residuals:
             queries = [cast(SourceQuery, query) for query in self.queries]
             return run_attention_residuals(
-                self._blocks(), queries, x, state, recompute=self.config.recompute
+                blocks, queries, x, state, recompute=recompute, documents=documents
             )
-        return run_blocks(self._blocks(), x, state, recompute=self.config.recompute)
+        return run_blocks(blocks, x, state, recompute=recompute, documents=documents)
 
-    def _cross_entropy(self, inputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        hidden = self.hidden(inputs).flatten(0, 1)
+    def _cross_entropy(self, hidden: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        hidden = hidden.flatten(0, 1)
         # Logits of all tokens are never held at once; under autocast they are bfloat16 products
         # of float32 masters, as any other projection, and the cross-entropy itself is float32.
         weight = self.head.weight.to(hidden.dtype)

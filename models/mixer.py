@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from models.documents import Documents
+
 MixerState = dict[str, Tensor]
 """What a mixer remembers between two tokens: named tensors, batch first. Whole-number tensors are
 bookkeeping (the filled length of a cache) on the CPU; all others count as memory."""
@@ -100,8 +102,16 @@ class Mixer(nn.Module, ABC):
     uncompiled: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Outputs for a whole sequence from an empty memory; position t reads only up to t."""
+    def forward(
+        self, x: Float[Tensor, "B T D"], documents: Documents | None = None
+    ) -> Float[Tensor, "B T D"]:
+        """Outputs for a whole sequence from an empty memory; position t reads only up to t.
+
+        Args:
+            x: the block's normalised input.
+            documents: the parts of a batch that is laid end to end as one row (B = 1), each read
+                from an empty memory; None for rows that are one sequence each.
+        """
 
     @abstractmethod
     def initial_state(

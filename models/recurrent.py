@@ -20,11 +20,12 @@ from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kernels import l2_norm, resolve, short_conv, short_conv_step
 from models.configs import ModelConfig
+from models.documents import Documents
 from models.layers import (
     CONV_WIDTH,
     Blocks,
@@ -137,8 +138,12 @@ class RecurrentMixer(Mixer):
         memory: MixerState | None,
         *,
         return_written: bool,
+        cu_seqlens: Int[Tensor, " bounds"] | None,
     ) -> Remembered:
-        """The rule over a sequence, from an empty memory where `memory` is None."""
+        """The rule over a sequence, from an empty memory where `memory` is None.
+
+        With `cu_seqlens`, over every part of the one row (B = 1) that these cut.
+        """
 
     @abstractmethod
     def remember_one(
@@ -157,9 +162,11 @@ class RecurrentMixer(Mixer):
     def rule_flops(self) -> int:
         """Forward FLOPs of the rule for one token and one value head."""
 
-    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x: Float[Tensor, "B T D"], documents: Documents | None = None
+    ) -> Float[Tensor, "B T D"]:
         """Outputs for a whole sequence from an empty memory; position t reads only up to t."""
-        return self.routed(x, None)[0]
+        return self.routed(x, None, documents=documents)[0]
 
     def extend(
         self, x: Float[Tensor, "B T D"], state: MixerState
@@ -180,6 +187,7 @@ class RecurrentMixer(Mixer):
         *,
         shift: Float[Tensor, "... HV V"] | None = None,
         residual: str | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Float[Tensor, "... D"], MixerState, Signals]:
         """Outputs, memory and signals, for a sequence `[B, T, D]` or for one token `[B, D]`.
 
@@ -188,9 +196,12 @@ class RecurrentMixer(Mixer):
             state: the memory before; consumed. None for an empty one, with a sequence only.
             shift: added to the values to store.
             residual: the error to return: `written`, `decayed` or `paper`; None for none.
+            documents: the parts of a row that is a whole batch, see `Mixer.forward`; without a
+                memory before only.
         """
+        cu_seqlens = None if documents is None else documents.cu_seqlens
         qkv, rows = self._project(x)
-        convolved, window = self._convolve(qkv, state)
+        convolved, window = self._convolve(qkv, state, cu_seqlens)
         q, k, v = self._split_heads(convolved)
         if shift is not None:
             v = v + shift
@@ -198,9 +209,15 @@ class RecurrentMixer(Mixer):
         needs_read = residual in ("decayed", "paper")
         if x.ndim == 3:
             remembered = self.remember(
-                q, k, v, gates.rule, state, return_written=residual is not None
+                q,
+                k,
+                v,
+                gates.rule,
+                state,
+                return_written=residual is not None,
+                cu_seqlens=cu_seqlens,
             )
-            read = self._reads(k, gates, state, remembered) if needs_read else None
+            read = self._reads(k, gates, state, remembered, cu_seqlens) if needs_read else None
         else:
             assert state is not None, "one token needs the memory before it"
             # Before the rule, which writes over the memory.
@@ -250,9 +267,11 @@ class RecurrentMixer(Mixer):
         filters = self.conv.weight.numel()
         return 2 * (matrices + filters) + self.heads.value_heads * self.rule_flops()
 
-    def _convolve(self, qkv: Tensor, state: MixerState | None) -> tuple[Tensor, Tensor]:
+    def _convolve(
+        self, qkv: Tensor, state: MixerState | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         if state is None:
-            return short_conv(qkv, self.conv.weight)
+            return short_conv(qkv, self.conv.weight, cu_seqlens=cu_seqlens)
         if qkv.ndim == 2:
             return short_conv_step(qkv, self.conv.weight, window=state["window"])
         convolved, window = short_conv(qkv, self.conv.weight, window=state["window"])
@@ -260,7 +279,12 @@ class RecurrentMixer(Mixer):
         return convolved, window.clone()
 
     def _reads(
-        self, k: Tensor, gates: Gates, state: MixerState | None, remembered: Remembered
+        self,
+        k: Tensor,
+        gates: Gates,
+        state: MixerState | None,
+        remembered: Remembered,
+        cu_seqlens: Tensor | None,
     ) -> Tensor:
         assert remembered.written is not None, f"{self.op} has no error to route"
         return reads_before(
@@ -269,6 +293,7 @@ class RecurrentMixer(Mixer):
             log_decay=gates.head_log_decay,
             memory=None if state is None else state["memory"],
             impl=self.impl,
+            cu_seqlens=cu_seqlens,
         )
 
     def _project(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -15,7 +15,7 @@ attention over keys k and values u returns at t − 1 for the query k_t.
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from kernels import l2_norm, linear_attention
@@ -28,8 +28,9 @@ def reads_before(
     log_decay: Float[Tensor, "B T HV"] | None,
     memory: Float[Tensor, "B HV K V"] | None,
     impl: str,
+    cu_seqlens: Int[Tensor, " bounds"] | None = None,
 ) -> Float[Tensor, "B T HV V"]:
-    """S_{t−1}ᵀ k_t for every token of a sequence.
+    """S_{t−1}ᵀ k_t for every token of a sequence, or of every part of a packed row.
 
     Args:
         k: keys before their scaling to unit length.
@@ -37,8 +38,11 @@ def reads_before(
         log_decay: of the rule; None where it has none.
         memory: S before the first token; None for an empty one.
         impl: implementation of linear attention.
+        cu_seqlens: where the parts of one row (B = 1) begin, each with an empty memory.
     """
     k = l2_norm(k)
+    if cu_seqlens is not None:
+        return _packed_reads_before(k, written, log_decay, cu_seqlens, impl)
     first = read_before(k[:, 0], memory) if memory is not None else torch.zeros_like(written[:, 0])
     if k.shape[1] == 1:
         return first[:, None]
@@ -54,6 +58,32 @@ def reads_before(
         impl=impl,
     )
     return torch.cat([first[:, None].to(later.dtype), later], dim=1)
+
+
+def _packed_reads_before(
+    k: Tensor, written: Tensor, log_decay: Tensor | None, cu_seqlens: Tensor, impl: str
+) -> Tensor:
+    """As `reads_before`, for unit keys: each token writes what the one before it wrote.
+
+    The first token of a part writes nothing, so that the parts keep their lengths.
+    """
+    starts = cu_seqlens[:-1]
+
+    def delayed(x: Tensor) -> Tensor:
+        return x.roll(1, dims=1).index_fill(1, starts, 0)
+
+    read, _ = linear_attention(
+        k,
+        delayed(k),
+        delayed(written),
+        log_decay=None if log_decay is None else delayed(log_decay),
+        feature_map="identity",
+        normalize=False,
+        scale=1.0,
+        cu_seqlens=cu_seqlens,
+        impl=impl,
+    )
+    return read
 
 
 def read_before(

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from models.attention_residuals import SourceQuery, Sources
 from models.configs import ModelConfig
+from models.documents import Documents, refuse_state
 from models.layers import RMSNorm, SwiGLU
 from models.mixer import Mixer, MixerState
 from models.mixers import MIXERS
@@ -68,6 +69,7 @@ class Block(nn.Module):
         x: Float[Tensor, "... D"],
         error: Float[Tensor, "... HV V"] | None = None,
         state: MixerState | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Float[Tensor, "... D"], Float[Tensor, "... HV V"] | None, MixerState | None]:
         """The residual stream after this layer, the error that the next memory layer gets, memory.
 
@@ -75,8 +77,9 @@ class Block(nn.Module):
             x: the residual stream.
             error: of the nearest memory layer below; None where nothing is routed or none is below.
             state: the mixer's memory before; consumed. None for a sequence from an empty one.
+            documents: the parts of a row that is a whole batch; see `Mixer.forward`.
         """
-        mixed = self.mix(x, error, state)
+        mixed = self.mix(x, error, state, documents)
         x = x + mixed.out
         x = x + self.mlp(self.mlp_norm(x))
         if self.routing is not None and mixed.signals is not None:
@@ -90,19 +93,25 @@ class Block(nn.Module):
         x: Float[Tensor, "... D"],
         error: Float[Tensor, "... HV V"] | None,
         state: MixerState | None,
+        documents: Documents | None = None,
     ) -> Mixed:
-        """What the mixer adds to the residual stream; arguments as in `forward`."""
+        """What the mixer adds to the residual stream; arguments as in `forward`.
+
+        Raises:
+            ValueError: documents together with a memory.
+        """
+        refuse_state(documents, state)
         normed = self.mixer_norm(x)
         if isinstance(self.mixer, RecurrentMixer) and (self.injection or self.routing):
             shift = None
             if self.injection is not None and error is not None:
                 shift = self.injection(error)
             out, after, signals = self.mixer.routed(
-                normed, state, shift=shift, residual=self.residual
+                normed, state, shift=shift, residual=self.residual, documents=documents
             )
             return Mixed(out, None if state is None else after, signals)
         if state is None:
-            return Mixed(self.mixer(normed), None, None)
+            return Mixed(self.mixer(normed, documents), None, None)
         read = self.mixer.step if x.ndim == 2 else self.mixer.extend
         return Mixed(*read(normed, state), None)
 
@@ -139,6 +148,7 @@ def run_blocks(
     states: list[MixerState] | None,
     *,
     recompute: bool,
+    documents: Documents | None = None,
 ) -> tuple[Float[Tensor, "... D"], list[MixerState]]:
     """The residual stream after all layers, and their memories where `states` were given.
 
@@ -147,6 +157,7 @@ def run_blocks(
         x: the embedding.
         states: one memory per layer; consumed. None for a sequence from empty ones.
         recompute: keep only each layer's input for the backward.
+        documents: the parts of a row that is a whole batch; without `states` only.
     """
     error: Tensor | None = None
     after: list[MixerState] = []
@@ -157,7 +168,7 @@ def run_blocks(
             assert state is not None
             after.append(state)
         else:
-            x, error, _ = _called(block, x, error, recompute=recompute)
+            x, error, _ = _called(block, x, error, None, documents, recompute=recompute)
     return x, after
 
 
@@ -168,6 +179,7 @@ def run_attention_residuals(
     states: list[MixerState] | None,
     *,
     recompute: bool,
+    documents: Documents | None = None,
 ) -> tuple[Float[Tensor, "... D"], list[MixerState]]:
     """As `run_blocks`, with averages of all contributions in the place of their running sum.
 
@@ -177,6 +189,7 @@ def run_attention_residuals(
         x: the embedding.
         states: one memory per layer; consumed. None for a sequence from empty ones.
         recompute: keep only the inputs of mixers and MLPs for the backward.
+        documents: the parts of a row that is a whole batch; without `states` only.
     """
     sources = Sources(x)
     after = []
@@ -185,7 +198,9 @@ def run_attention_residuals(
         # A single source needs no query: its share is one.
         hidden = x if index == 0 else next(readers)(sources)
         state = None if states is None else states[index]
-        mixed = _called(block.mix, hidden, None, state, recompute=recompute and state is None)
+        mixed = _called(
+            block.mix, hidden, None, state, documents, recompute=recompute and state is None
+        )
         sources.append(mixed.out)
         hidden = next(readers)(sources)
         sources.append(_called(block.feed_forward, hidden, mixed.signals, recompute=recompute))

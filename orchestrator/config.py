@@ -165,6 +165,12 @@ class TrialConfig:
             )
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm={self.clip_norm} must be positive")
+        if self.model.compile and self.data.mask_documents:
+            raise ValueError(
+                "model.compile=true with data.mask_documents=true is not served: documents cut "
+                "every batch into other shapes, each of which would be compiled; set one of the "
+                "two back"
+            )
         self.eval.recall.check_vocabulary(self.data.vocab_size)
 
     @property

@@ -23,6 +23,10 @@ NON_SEMANTIC_KEYS = (
 LEARNING_RATE_KEYS = ("optimizer.lr", "optimizer.adam_lr")
 """Dotted paths that a learning-rate choice ranges over."""
 
+LATER_KEYS = {"data.mask_documents": False, "data.first_token_loss": True}
+"""Dotted paths that came after ids had been given, and the values that say what was meant before:
+at these they are no part of an id, so that results from before keep theirs."""
+
 ID_HEX_DIGITS = 12
 """48 bits: among a million cells a collision has a chance of 0.2 %."""
 
@@ -91,12 +95,24 @@ def without(config: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
 
 def cell_id(config: dict[str, Any]) -> str:
     """Id of a resolved configuration, whatever its seed, device and log cadence."""
-    return "c" + digest(without(config, NON_SEMANTIC_KEYS))
+    return "c" + digest(without(config, NON_SEMANTIC_KEYS + _unsaid(config)))
 
 
 def arm_id(config: dict[str, Any]) -> str:
     """Id of a resolved configuration, whatever its seed and learning rates."""
-    return "a" + digest(without(config, NON_SEMANTIC_KEYS + LEARNING_RATE_KEYS))
+    left_out = NON_SEMANTIC_KEYS + LEARNING_RATE_KEYS + _unsaid(config)
+    return "a" + digest(without(config, left_out))
+
+
+def _unsaid(config: dict[str, Any]) -> tuple[str, ...]:
+    """Those of `LATER_KEYS` that are as before they came."""
+    found = []
+    for path, before in LATER_KEYS.items():
+        group, key = path.split(".")
+        values = config.get(group)
+        if isinstance(values, dict) and values.get(key) is before:
+            found.append(path)
+    return tuple(found)
 
 
 def replicate_id(cell: str, seed: int) -> str:

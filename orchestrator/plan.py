@@ -258,6 +258,8 @@ def planned_record(sweep: str, cell: Cell, seed: int) -> TrialRecord:
         size=config.size,
         match=config.match,
         data_seed=seed if config.data_seed is None else config.data_seed,
+        mask_documents=config.data.mask_documents,
+        first_token_loss=config.data.first_token_loss,
         seq_len=config.seq_len,
         batch_tokens=config.batch.tokens,
         tokens=config.num_steps * config.batch.tokens,

@@ -54,6 +54,8 @@ class TrialRecord:
         size: name of the model size.
         match: rule that made cells comparable.
         data_seed: seed of the data order that was used.
+        mask_documents: whether the documents in a window were read each by itself.
+        first_token_loss: whether targets that begin a document counted in losses.
         seq_len: tokens of a training window.
         batch_tokens: tokens of one optimizer step.
         tokens: training tokens, planned until the trial has ended, then seen.
@@ -117,6 +119,8 @@ class TrialRecord:
     size: str
     match: str
     data_seed: int
+    mask_documents: bool = False
+    first_token_loss: bool = True
     seq_len: int
     batch_tokens: int
     tokens: int

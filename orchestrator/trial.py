@@ -342,6 +342,8 @@ def _identity(session: Session) -> dict[str, Any]:
         "config": trial_to_dict(session.config),
         "seed": session.seed,
         "data_id": session.dataset.data_id,
+        # Beside the id, in which they have no part; and only where they say something.
+        **session.config.data.reading_options,
         "device_type": session.runtime.torch_device.type,
         "precision": session.runtime.precision,
     }

@@ -54,6 +54,7 @@ class DeltaNet(RecurrentMixer):
         memory: MixerState | None,
         *,
         return_written: bool,
+        cu_seqlens: Tensor | None,
     ) -> Remembered:
         """The delta rule over a sequence."""
         (beta,) = gates
@@ -65,6 +66,7 @@ class DeltaNet(RecurrentMixer):
             initial_state=None if memory is None else memory["memory"],
             return_residual=return_written,
             qk_l2norm=True,
+            cu_seqlens=cu_seqlens,
             impl=self.impl,
         )
         return Remembered(out, {"memory": state}, written[0] if written else None)

@@ -74,6 +74,7 @@ class GatedDeltaNet(RecurrentMixer):
         memory: MixerState | None,
         *,
         return_written: bool,
+        cu_seqlens: Tensor | None,
     ) -> Remembered:
         """The gated delta rule over a sequence."""
         log_decay, beta = gates
@@ -86,6 +87,7 @@ class GatedDeltaNet(RecurrentMixer):
             initial_state=None if memory is None else memory["memory"],
             return_residual=return_written,
             qk_l2norm=True,
+            cu_seqlens=cu_seqlens,
             impl=self.impl,
         )
         return Remembered(out, {"memory": state}, written[0] if written else None)

@@ -87,6 +87,7 @@ class GatedDeltaNet2(RecurrentMixer):
         memory: MixerState | None,
         *,
         return_written: bool,
+        cu_seqlens: Tensor | None,
     ) -> Remembered:
         """The channel-gated delta rule over a sequence."""
         log_decay, erase, write = gates
@@ -100,6 +101,7 @@ class GatedDeltaNet2(RecurrentMixer):
             initial_state=None if memory is None else memory["memory"],
             return_residual=return_written,
             qk_l2norm=True,
+            cu_seqlens=cu_seqlens,
             impl=self.impl,
         )
         return Remembered(out, {"memory": state}, written[0] if written else None)

@@ -25,6 +25,7 @@ from torch import Tensor
 from kernels import linear_attention, linear_attention_step, resolve
 from kernels.linear_attention import State
 from models.configs import GatedLinearConfig, ModelConfig
+from models.documents import Documents
 from models.layers import Blocks, DecayGate, Projection, residual_std, split_heads
 from models.mixer import Mixer, MixerState
 
@@ -70,9 +71,11 @@ class GatedLinear(Mixer):
         """The implementation that serves linear attention on the device of the parameters."""
         return resolve(self.impl, self.in_proj.weight.device, "linear_attention")
 
-    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x: Float[Tensor, "B T D"], documents: Documents | None = None
+    ) -> Float[Tensor, "B T D"]:
         """Outputs for a whole sequence from an empty memory; position t reads only up to t."""
-        return self._mix(x, None)[0]
+        return self._mix(x, None, None if documents is None else documents.cu_seqlens)[0]
 
     def extend(
         self, x: Float[Tensor, "B T D"], state: MixerState
@@ -116,21 +119,29 @@ class GatedLinear(Mixer):
         per_number = 4 if self.decay is None else 5
         return per_number * self.heads.key_dim * (self.heads.value_dim + 1)
 
-    def _mix(self, x: Tensor, state: MixerState | None) -> tuple[Tensor, MixerState]:
+    def _mix(
+        self, x: Tensor, state: MixerState | None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, MixerState]:
         q, k, v, gate, *decay = self.in_proj.split(self.in_proj(x))
         q, k = split_heads(q, self.heads.key_heads), split_heads(k, self.heads.key_heads)
         v = split_heads(v, self.heads.value_heads)
         if self.decay is None:
-            read, memory = self._remember(q, k, v, None, state)
+            read, memory = self._remember(q, k, v, None, state, cu_seqlens)
         else:
             values = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-            sums, memory = self._remember(q, k, values, self.decay(decay[0]), state)
+            sums, memory = self._remember(q, k, values, self.decay(decay[0]), state, cu_seqlens)
             read = sums[..., :-1] / (sums[..., -1:] + EPS)
         contribution: Tensor = self.out_proj(read.flatten(-2) * gate.sigmoid())
         return contribution, memory
 
     def _remember(
-        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, state: MixerState | None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor | None,
+        state: MixerState | None,
+        cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, MixerState]:
         """The rule over a sequence or for one token; normalised where there is no decay."""
         before: State | None = None
@@ -146,6 +157,7 @@ class GatedLinear(Mixer):
                 normalize=self.decay is None,
                 scale=1.0,
                 initial_state=before,
+                cu_seqlens=cu_seqlens,
                 impl=self.impl,
                 eps=EPS,
             )

@@ -72,6 +72,7 @@ class KimiDelta(RecurrentMixer):
         memory: MixerState | None,
         *,
         return_written: bool,
+        cu_seqlens: Tensor | None,
     ) -> Remembered:
         """The channel-decayed delta rule over a sequence."""
         log_decay, beta = gates
@@ -84,6 +85,7 @@ class KimiDelta(RecurrentMixer):
             initial_state=None if memory is None else memory["memory"],
             return_residual=return_written,
             qk_l2norm=True,
+            cu_seqlens=cu_seqlens,
             impl=self.impl,
         )
         return Remembered(out, {"memory": state}, written[0] if written else None)

@@ -74,6 +74,7 @@ class Linear(RecurrentMixer):
         memory: MixerState | None,
         *,
         return_written: bool,
+        cu_seqlens: Tensor | None,
     ) -> Remembered:
         """Normalised linear attention over a sequence; nothing written is returned."""
         initial = None if memory is None else (memory["memory"], memory["normalizer"])
@@ -84,6 +85,7 @@ class Linear(RecurrentMixer):
             feature_map="elu1",
             normalize=True,
             initial_state=initial,
+            cu_seqlens=cu_seqlens,
             impl=self.impl,
         )
         return Remembered(out, _named(state))
@@ -145,6 +147,7 @@ class LinearUnnormalized(RecurrentMixer):
         memory: MixerState | None,
         *,
         return_written: bool,
+        cu_seqlens: Tensor | None,
     ) -> Remembered:
         """Additive memory over a sequence; it corrects nothing, so nothing written is returned."""
         out, state = linear_attention(
@@ -154,6 +157,7 @@ class LinearUnnormalized(RecurrentMixer):
             feature_map="identity",
             normalize=False,
             initial_state=None if memory is None else memory["memory"],
+            cu_seqlens=cu_seqlens,
             impl=self.impl,
         )
         return Remembered(out, _named(state))

@@ -26,6 +26,7 @@ from torch.nn import functional as F
 
 from kernels import rope, rope_tables
 from models.configs import ModelConfig, SoftmaxConfig
+from models.documents import Documents
 from models.kv_cache import MIN_CAPACITY, append, empty_cache
 from models.layers import Projection, RMSNorm, residual_std
 from models.mixer import Mixer, MixerState
@@ -66,10 +67,17 @@ class Softmax(Mixer):
             query_width, (("out", config.d_model),), std=residual_std(config.num_layers)
         )
 
-    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    def forward(
+        self, x: Float[Tensor, "B T D"], documents: Documents | None = None
+    ) -> Float[Tensor, "B T D"]:
         """Outputs for a whole sequence from an empty cache; position t reads only up to t."""
-        q, k, v, gate = self._project(x, offset=0)
-        return self._finish(self._attend(q, k, v), gate)
+        if documents is None:
+            q, k, v, gate = self._project(x, offset=0)
+            return self._finish(self._attend(q, k, v), gate)
+        # Windows as rows again, so that positions stay as small as without documents.
+        q, k, v, gate = self._project(x.view(documents.num_windows, documents.seq_len, -1), 0)
+        out = self._attend_apart(q, k, v, documents)
+        return self._finish(out, None if gate is None else gate.flatten(0, 1))[None]
 
     def extend(
         self, x: Float[Tensor, "B T D"], state: MixerState
@@ -172,6 +180,15 @@ class Softmax(Mixer):
             enable_gqa=self.query_heads != self.kv_heads,
         )
         return out.transpose(1, 2).flatten(-2)
+
+    def _attend_apart(self, q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+        """`[W T, h * hd]` from windows `[W, heads, T, hd]`, each part reading only itself."""
+        rows = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (q, k, v)]
+        outs = []
+        for length, tokens in documents.groups:
+            parts = [row.index_select(0, tokens).view(-1, length, *row.shape[1:]) for row in rows]
+            outs.append(self._attend(*(part.transpose(1, 2) for part in parts)).flatten(0, 1))
+        return torch.cat(outs).index_select(0, documents.order)
 
     def _finish(self, out: Tensor, gate: Tensor | None) -> Tensor:
         contribution: Tensor = self.out_proj(out if gate is None else out * gate.sigmoid())

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.data.batches import EvaluationSet, TrainingBatches, evaluation_set
     from orchestrator.data.corpus import DataConfig, resolve_paths
     from orchestrator.data.dataset import Batch, Dataset, Split, open_dataset
+    from orchestrator.data.documents import DocumentRule
     from orchestrator.data.inspection import Verification, info, verify
     from orchestrator.data.manifest import locate
     from orchestrator.data.order import evaluation_windows, share, window_ids
@@ -23,6 +24,7 @@ __all__ = [
     "Batch",
     "DataConfig",
     "Dataset",
+    "DocumentRule",
     "EvaluationSet",
     "Prepared",
     "Progress",
@@ -45,6 +47,7 @@ _HOMES = {
     "Batch": "dataset",
     "DataConfig": "corpus",
     "Dataset": "dataset",
+    "DocumentRule": "documents",
     "EvaluationSet": "batches",
     "Prepared": "preparation",
     "Progress": "preparation",

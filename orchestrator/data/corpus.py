@@ -97,6 +97,10 @@ class SplitRule:
         return num_documents - max(1, int(self.threshold * num_documents + 0.5))
 
 
+READING_DEFAULTS = {"mask_documents": False, "first_token_loss": True}
+"""Options of `DataConfig` about reading a prepared set, at what they are for the plain stream."""
+
+
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
     """One tokenised data set: its text, its split and its tokenizer.
@@ -122,6 +126,11 @@ class DataConfig:
         end_token: what `document_end` writes; a trained tokenizer has `</s>`.
         document_start: write `start_token` before each document.
         document_end: write `end_token` after each document.
+        mask_documents: read every document in a window by itself: memory and convolution start
+            empty and attention begins anew where a document begins, in training, evaluation and
+            the speed lane. False reads on across ends, the plain stream.
+        first_token_loss: targets that begin a document, asked for at the end of the one before,
+            count in training and evaluation losses.
     """
 
     name: str = "sotu"
@@ -136,6 +145,8 @@ class DataConfig:
     end_token: str = "</s>"
     document_start: bool = True
     document_end: bool = False
+    mask_documents: bool = False
+    first_token_loss: bool = True
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
@@ -178,6 +189,15 @@ class DataConfig:
     def is_embedded(self) -> bool:
         """Whether the set can be prepared anywhere: embedded text, own tokenizer."""
         return self.tokenizer == "bpe" and all(source in EMBEDDED for source in self.sources)
+
+    @property
+    def reading_options(self) -> dict[str, bool]:
+        """What makes the reading differ from the plain stream, by key; empty for that.
+
+        These decide what is computed from the tokens and not the tokens: no part of a data id.
+        """
+        plain = READING_DEFAULTS
+        return {name: value for name in plain if (value := getattr(self, name)) != plain[name]}
 
     @property
     def tokenizer_path(self) -> Path | None:

@@ -12,7 +12,7 @@ nothing and hold no lock, and the folder may be read-only. Pickling a data set s
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,22 @@ from orchestrator.data.shards import ShardRecord, Tokens, open_index, open_shard
 
 TOKEN_BYTES_FILE = "token_bytes.npy"
 
-Batch = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Inputs and targets, `[W, T]` each, contiguous."""
+
+class Batch(NamedTuple):
+    """Windows to read at once.
+
+    Attributes:
+        inputs: `[W, T]`, contiguous.
+        targets: the token after each input, `[W, T]`, contiguous.
+        bounds: the parts that the windows are read as, as `DocumentRule.bounds` gives them; None
+            where every window is one.
+        counted: `[W, T]`, the targets that count in losses; None for all.
+    """
+
+    inputs: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    bounds: NDArray[np.int64] | None = None
+    counted: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -114,7 +128,7 @@ class Split:
         for row, index in enumerate(ids.tolist()):
             self._copy(index * seq_len, inputs[row])
             self._copy(index * seq_len + 1, targets[row])
-        return inputs, targets
+        return Batch(inputs, targets)
 
     def _check_ids(self, ids: WindowIds, seq_len: int) -> None:
         num_windows = self.num_windows(seq_len)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.data.corpus import (
+    READING_DEFAULTS,
     DataConfig,
     MissingSourceError,
     SourceFile,
@@ -140,7 +141,8 @@ def source_hashes(files: Iterable[SourceFile]) -> list[str]:
 def settings(config: DataConfig) -> dict[str, Any]:
     """What of a configuration decides the tokens, apart from the sources; paths left out."""
     values = asdict(config)
-    del values["sources"]
+    for name in ("sources", *READING_DEFAULTS):
+        del values[name]
     if config.tokenizer_path is not None:
         prefix = "llama2:" if config.tokenizer.startswith("llama2:") else ""
         values["tokenizer"] = prefix + config.tokenizer_path.suffix

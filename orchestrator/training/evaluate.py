@@ -7,16 +7,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from orchestrator.data import Dataset, EvaluationSet
+from models.documents import Documents
+from orchestrator.data import Batch, Dataset, EvaluationSet
 from orchestrator.training.ranks import ALONE, Ranks
 from orchestrator.training.runtime import Runtime
+from orchestrator.training.windows import on_device
 
 
 class TokenModel(Protocol):
     """A model that says what each target costs."""
 
-    def token_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy of each target in nats, `[B, T]` fp32."""
+    def token_losses(
+        self, inputs: Tensor, targets: Tensor, documents: Documents | None = None
+    ) -> Tensor:
+        """Cross-entropy of each target in nats, `[B, T]` fp32; see `LanguageModel.loss`."""
 
 
 class LogitModel(Protocol):
@@ -60,6 +64,9 @@ def evaluate(
 ) -> Evaluation:
     """Scores a model; the sums are taken in float64, so batching changes nothing beyond rounding.
 
+    Where some targets don't count, windows weigh by how many of theirs do. The standard error is
+    then that of a ratio, from each window's distance to the mean times its weight.
+
     Args:
         model: on the runtime's device.
         dataset: whose tokens' byte lengths turn nats per token into bits per byte.
@@ -71,24 +78,38 @@ def evaluate(
     device = runtime.torch_device
     num_windows, num_bytes = len(windows.window_ids), 0
     means = torch.zeros(num_windows, dtype=torch.float64, device=device)
-    for index, (inputs, targets) in enumerate(windows.batches(windows_per_batch)):
-        num_bytes += dataset.target_bytes(targets)
-        if index % ranks.world_size != ranks.rank:
-            continue
-        with runtime.autocast():
-            losses = model.token_losses(
-                torch.from_numpy(inputs).to(device), torch.from_numpy(targets).to(device)
-            )
+    counts = torch.full((num_windows,), windows.seq_len, dtype=torch.float64)
+    for index, batch in enumerate(windows.batches(windows_per_batch)):
         first = index * windows_per_batch
-        means[first : first + len(inputs)] = losses.double().mean(dim=1)
+        own = slice(first, first + len(batch.inputs))
+        if batch.counted is None:
+            num_bytes += dataset.target_bytes(batch.targets)
+        else:
+            num_bytes += dataset.target_bytes(batch.targets[batch.counted])
+            counts[own] = torch.from_numpy(batch.counted.sum(1)).double()
+        if index % ranks.world_size == ranks.rank:
+            means[own] = _window_means(model, batch, runtime)
     ranks.total(means)
-    window_means = means.cpu()
-    loss = window_means.mean().item()
-    tokens = num_windows * windows.seq_len
-    spread = window_means.std().item() if num_windows > 1 else None
+    window_means, weights = means.cpu(), counts / counts.mean()
+    loss = (window_means * weights).mean().item()
+    tokens = int(counts.sum())
+    # Weights of one leave the means as they are, bit for bit.
+    around = window_means * weights - (weights - 1) * loss
+    spread = around.std().item() if num_windows > 1 else None
     return Evaluation(
         loss_nats=loss,
         standard_error=None if spread is None else spread / math.sqrt(num_windows),
         bits_per_byte=loss * tokens / (math.log(2) * num_bytes),
         tokens=tokens,
     )
+
+
+def _window_means(model: TokenModel, batch: Batch, runtime: Runtime) -> Tensor:
+    """Mean loss of each window over its targets that count, `[W]` float64; 0 where none does."""
+    tensors = on_device(batch, runtime.torch_device)
+    with runtime.autocast():
+        losses = model.token_losses(tensors.inputs, tensors.targets, tensors.documents).double()
+    if batch.counted is None:
+        return losses.mean(dim=1)
+    counted = torch.from_numpy(batch.counted).to(losses.device)
+    return losses.masked_fill(~counted, 0).sum(1) / counted.sum(1).clamp(min=1)

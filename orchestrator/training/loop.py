@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from models.documents import Documents
 from orchestrator.config import TrialConfig
 from orchestrator.data import TrainingBatches
 from orchestrator.training.evaluate import Evaluation
@@ -22,16 +23,20 @@ from orchestrator.training.optim.optimizer import Optimizer
 from orchestrator.training.ranks import ALONE, Ranks
 from orchestrator.training.runtime import Runtime
 from orchestrator.training.schedule import lr_ratio, warmup_ratio
-
-TensorBatch = tuple[Tensor, Tensor]
-"""Inputs and targets, `[W, T]` int64 each, on the model's device."""
+from orchestrator.training.windows import TensorBatch, on_device
 
 
 class TrainableModel(Protocol):
     """A model with a loss to differentiate."""
 
-    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats per token, a scalar."""
+    def loss(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        documents: Documents | None = None,
+        counted: Tensor | None = None,
+    ) -> Tensor:
+        """Mean cross-entropy in nats per token, a scalar; see `LanguageModel.loss`."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All parameters."""
@@ -161,7 +166,7 @@ def train_step(
     runtime: Runtime,
     ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Tensor]:
-    """One optimizer step over all micro batches of all ranks, whose windows weigh alike.
+    """One optimizer step over all micro batches of all ranks, whose targets weigh alike.
 
     Args:
         model: on the runtime's device.
@@ -176,11 +181,13 @@ def train_step(
     """
     optimizer.zero_grad()
     micro_batches = list(micro_batches)
-    num_windows = sum(len(inputs) for inputs, _ in micro_batches)
+    num_windows = sum(len(batch.inputs) for batch in micro_batches)
     total: Tensor | None = None
-    for inputs, targets in micro_batches:
+    for inputs, targets, documents, counted, weight in micro_batches:
+        if weight is None:
+            weight = len(inputs) / num_windows
         with runtime.autocast():
-            loss = model.loss(inputs, targets) * (len(inputs) / num_windows)
+            loss = model.loss(inputs, targets, documents, counted) * weight
         loss.backward()  # type: ignore[no-untyped-call]
         total = loss.detach() if total is None else total + loss.detach()
     if total is None:
@@ -217,18 +224,19 @@ def load_micro_batches(
     num_micro_steps = max(1, config.windows_per_step // windows_at_once)
     device = runtime.torch_device
     for micro_step in range(num_micro_steps):
-        pair = batches.batch(
+        batch = batches.batch(
             index,
             rank=ranks.rank,
             world_size=ranks.world_size,
             micro_step=micro_step,
             num_micro_steps=num_micro_steps,
         )
-        inputs, targets = (torch.from_numpy(array) for array in pair)
-        if runtime.is_cuda:
-            # Pinned, so that the copy is queued and the host goes on.
-            inputs, targets = inputs.pin_memory(), targets.pin_memory()
-        yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+        tensors = on_device(batch, device)
+        if batch.counted is not None:
+            # Ranks are averaged, so each of their targets has the weight of world_size.
+            share = int(batch.counted.sum()) * ranks.world_size
+            tensors = tensors._replace(weight=share / max(1, batches.counted_targets(index)))
+        yield tensors
 
 
 def windows_per_pass(config: TrialConfig, ranks: Ranks = ALONE) -> int:

@@ -19,6 +19,7 @@ from models.lm import LanguageModel, build_model
 from orchestrator.config import TrialConfig
 from orchestrator.data import (
     Dataset,
+    DocumentRule,
     EvaluationSet,
     TrainingBatches,
     evaluation_set,
@@ -33,6 +34,7 @@ from orchestrator.training.ranks import ALONE, Ranks
 from orchestrator.training.recall import RecallResult, ask_recall
 from orchestrator.training.runtime import Runtime
 from orchestrator.training.schedule import quartiles
+from orchestrator.training.windows import on_device
 
 DECAY_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -77,7 +79,9 @@ class Session:
     def evaluate_start(self) -> Evaluation:
         """Scores the model as it is on `START_WINDOWS` validation windows, spread evenly."""
         count = min(START_WINDOWS, len(self.windows.window_ids))
-        return self._evaluate(evaluation_set(self.dataset, self.config.seq_len, count))
+        return self._evaluate(
+            evaluation_set(self.dataset, self.config.seq_len, count, self.config.data)
+        )
 
     def _evaluate(self, windows: EvaluationSet) -> Evaluation:
         return evaluate(
@@ -100,10 +104,11 @@ class Session:
         """How much each layer routes, on the first evaluation windows; empty without routing."""
         if self.config.model.routing.hidden_signal is None:
             return []
-        inputs, _ = next(iter(self.windows.batches(windows_per_pass(self.config, self.ranks))))
-        tokens = torch.from_numpy(inputs).to(self.runtime.torch_device)
+        windows = next(iter(self.windows.batches(windows_per_pass(self.config, self.ranks))))
+        batch = on_device(windows, self.runtime.torch_device)
         with self.runtime.autocast():
-            return [asdict(norms) for norms in routing_norms(self.model, tokens)]
+            found = routing_norms(self.model, batch.inputs, batch.documents)
+        return [asdict(norms) for norms in found]
 
     def facts(self) -> dict[str, Any]:
         """What is known before the first step, JSON-ready; names are those of `TrialRecord`."""
@@ -173,8 +178,9 @@ def open_session(
             data_seed=seed if config.data_seed is None else config.data_seed,
             windows_per_step=config.windows_per_step,
             seq_len=config.seq_len,
+            rule=DocumentRule.of(dataset.train, config.data),
         ),
-        windows=evaluation_set(dataset, config.seq_len, config.eval.windows),
+        windows=evaluation_set(dataset, config.seq_len, config.eval.windows, config.data),
         model=model,
         optimizer=build_optimizer(config.optimizer, model),
         ranks=ranks,

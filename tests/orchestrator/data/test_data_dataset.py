@@ -72,7 +72,7 @@ def test_any_range_of_tokens_is_read(tiny: Dataset, start: int, count: int) -> N
 
 def test_batch_is_inputs_and_their_next_tokens(tiny: Dataset) -> None:
     batches = TrainingBatches(split=tiny.train, data_seed=1, windows_per_step=6, seq_len=64)
-    inputs, targets = batches.batch(4)
+    inputs, targets, *_ = batches.batch(4)
     windows = tiny.train.windows(batches.window_ids(4), 64)
     for part, expected in ((inputs, windows[:, :-1]), (targets, windows[:, 1:])):
         assert part.shape == (6, 64)
@@ -120,10 +120,10 @@ def test_document_ends_cut_the_stream_at_start_tokens(tiny: Dataset) -> None:
 
 def test_evaluation_reads_each_chosen_window_once(tiny: Dataset) -> None:
     chosen = evaluation_set(tiny, seq_len=32, count=10)
-    rows = [row for inputs, _ in chosen.batches(4) for row in inputs.tolist()]
+    rows = [row for inputs, *_ in chosen.batches(4) for row in inputs.tolist()]
     expected = tiny.val.windows(chosen.window_ids, 32)[:, :-1].tolist()
     assert rows == expected
-    assert [len(inputs) for inputs, _ in chosen.batches(4)] == [4, 4, 2]
+    assert [len(inputs) for inputs, *_ in chosen.batches(4)] == [4, 4, 2]
     with pytest.raises(ValueError, match="windows_per_batch=0"):
         list(chosen.batches(0))
 

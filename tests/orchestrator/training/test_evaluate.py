@@ -15,7 +15,7 @@ from orchestrator.training.runtime import Runtime
 class HashedLosses:
     """A model whose loss at a target is a fixed number in [0, 8) made from target and input."""
 
-    def token_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def token_losses(self, inputs: Tensor, targets: Tensor, documents=None) -> Tensor:
         return ((inputs * 31 + targets * 17) % 64).float() / 8
 
 
@@ -25,7 +25,7 @@ class ConstantLosses:
     def __init__(self, loss: float) -> None:
         self.loss = loss
 
-    def token_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def token_losses(self, inputs: Tensor, targets: Tensor, documents=None) -> Tensor:
         return torch.full(targets.shape, self.loss)
 
 
@@ -43,7 +43,7 @@ def score(model, folder, *, windows=8, windows_per_batch=4):
 def test_loss_error_and_bits_equal_sums_by_hand(data_folder):
     dataset = open_dataset(data_folder)
     windows = evaluation_set(dataset, 16, 8)
-    inputs, targets = dataset.val.batch(windows.window_ids, 16)
+    inputs, targets, *_ = dataset.val.batch(windows.window_ids, 16)
     losses = ((inputs * 31 + targets * 17) % 64) / 8
     means = losses.mean(axis=1)
     result = score(HashedLosses(), data_folder)
@@ -80,7 +80,7 @@ def test_no_gradient_is_recorded(data_folder):
     parameter = torch.ones(1, requires_grad=True)
 
     class Scaled:
-        def token_losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        def token_losses(self, inputs: Tensor, targets: Tensor, documents=None) -> Tensor:
             losses = parameter * torch.ones(targets.shape)
             assert not losses.requires_grad
             return losses

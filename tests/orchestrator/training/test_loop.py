@@ -26,6 +26,7 @@ from orchestrator.training.optim.configs import (
 from orchestrator.training.runtime import Runtime
 from orchestrator.training.schedule import ScheduleConfig
 from orchestrator.training.session import Session, open_session
+from orchestrator.training.windows import TensorBatch
 
 FAST = {"adamw": AdamWConfig(lr=0.02), "muon": MuonConfig(lr=0.02, adam_lr=0.02)}
 
@@ -72,10 +73,11 @@ def test_accumulated_parts_equal_the_whole_batch(tiny_trial, data_folder, micro_
 
 def test_parts_of_unequal_size_weigh_by_their_windows(tiny_trial, data_folder):
     session = open_tiny(tiny_trial(), data_folder)
-    ((inputs, targets),) = load_micro_batches(session.batches, session.config, 0, session.runtime)
+    (batch,) = load_micro_batches(session.batches, session.config, 0, session.runtime)
+    inputs, targets = batch.inputs, batch.targets
     with torch.no_grad():
         expected = session.model.token_losses(inputs, targets).mean().item()
-    parts = [(inputs[:1], targets[:1]), (inputs[1:], targets[1:])]
+    parts = [TensorBatch(inputs[part], targets[part]) for part in (slice(1), slice(1, None))]
     loss, _ = train_step(session.model, session.optimizer, parts, 1.0, session.runtime)
     assert loss.item() == pytest.approx(expected, rel=1e-6)
 
