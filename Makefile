@@ -4,6 +4,9 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 export MLFLOW_DISABLE_TELEMETRY := true
+# Where it is set, as in some containers, each of a sweep's processes compiles all that it imports:
+# 27 s of a core for torch, Ray and MLflow together, instead of once after the installation.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test check fix ui chaos bench-overhead compile-check clean
 

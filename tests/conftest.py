@@ -10,17 +10,23 @@ settings.register_profile("unhurried", deadline=None)
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable" if os.environ.get("CI") else "unhurried")
 
-# Minutes each: last, one of them would leave all cores but one with nothing to do.
+# The longest first: last, one of them would leave all cores but one with nothing to do. Those that
+# start a Ray take turns with those that only compute, since Ray waits now and then.
 LONGEST = (
-    "test_sweep.py",
-    "test_interpreter.py",
     "test_chaos.py",
-    "test_search_sweep.py",
-    "test_interrupts.py",
+    "test_interpreter.py",
+    "test_sweep.py",
+    "test_report.py",
+    "test_generate.py",
     "test_cluster.py",
-    "test_pilot.py",
-    "test_policies.py",
+    "test_lm.py",
+    "test_search_sweep.py",
     "test_compile_check.py",
+    "test_interrupts.py",
+    "test_data_dataset.py",
+    "test_pilot.py",
+    "test_data_preparation.py",
+    "test_policies.py",
 )
 
 

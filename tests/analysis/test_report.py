@@ -125,23 +125,18 @@ def test_an_unmeasured_arm_and_a_diverged_one_are_said_on_both_pages(small_repor
 
 def test_old_figures_go_and_foreign_files_stay(made, tmp_path):
     folder = made.write_folder(tmp_path / "s", made.make_trials(made.small_plan())[:3])
-    first = write_report(folder)
-    (first.folder / "figures" / "pareto.png").rename(first.folder / "figures" / "old.png")
+    figures = tmp_path / "out" / "figures"
+    figures.mkdir(parents=True)
+    (figures / "holiday.png").write_bytes(b"x")
+    first = write_report(folder, tmp_path / "out")
+    assert (figures / "holiday.png").exists(), "a folder that is no report loses nothing"
+    (figures / "pareto.png").rename(figures / "old.png")
     (first.folder / "mine.txt").write_text("mine", encoding="utf-8")
-    (first.folder / "figures" / "mine.txt").write_text("mine", encoding="utf-8")
-    write_report(folder)
-    assert not (first.folder / "figures" / "old.png").exists()
-    assert (first.folder / "mine.txt").exists()
-    assert (first.folder / "figures" / "mine.txt").exists()
-
-
-def test_a_folder_that_is_no_report_loses_nothing(made, tmp_path):
-    rows = made.make_trials(made.small_plan())[:3]
-    folder = made.write_folder(tmp_path / "s", rows)
-    (tmp_path / "out" / "figures").mkdir(parents=True)
-    (tmp_path / "out" / "figures" / "holiday.png").write_bytes(b"x")
+    (figures / "mine.txt").write_text("mine", encoding="utf-8")
     write_report(folder, tmp_path / "out")
-    assert (tmp_path / "out" / "figures" / "holiday.png").exists()
+    assert not (figures / "old.png").exists()
+    assert (first.folder / "mine.txt").exists()
+    assert (figures / "mine.txt").exists()
 
 
 def set_all(**values):

@@ -1,11 +1,11 @@
 """Compiled layers compute what eager ones do, and one graph serves all layers of a kind."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 
 from models.compilation import compile_layers
 from models.configs import GatedDeltaNetConfig, ModelConfig, RoutingConfig
@@ -24,7 +24,12 @@ ROUTED_HYBRID = dataclasses.replace(
 def _no_graph_is_left():
     yield
     torch._dynamo.reset()
-    counters.clear()
+    counters().clear()
+
+
+def counters() -> Any:
+    """What Dynamo has counted; it is imported by its first use, which takes seconds."""
+    return torch._dynamo.utils.counters
 
 
 def loss_and_gradient(model: LanguageModel) -> tuple[float, Tensor]:
@@ -41,7 +46,7 @@ def assert_compiled_equals_eager(config: ModelConfig, backend: str) -> None:
     assert list(compiled.state_dict()) == list(eager.state_dict())
     loss, gradient = loss_and_gradient(eager)
     compiled_loss, compiled_gradient = loss_and_gradient(compiled)
-    assert counters["stats"]["unique_graphs"] > 0
+    assert counters()["stats"]["unique_graphs"] > 0
     assert compiled_loss == pytest.approx(loss, rel=1e-5)
     assert relative_rms(compiled_gradient, gradient) < 1e-5
 
@@ -50,22 +55,22 @@ def test_compiled_layers_of_a_routed_hybrid_equal_eager_ones() -> None:
     assert_compiled_equals_eager(ROUTED_HYBRID, "eager")
     state = (model := build_moved(ROUTED_HYBRID)).initial_state(2)
     compile_layers(model, "eager")
-    before = counters["stats"]["unique_graphs"]
+    before = counters()["stats"]["unique_graphs"]
     tokens = draw_tokens()
     logits, _ = model.extend(tokens, state)
     torch.testing.assert_close(logits, build_moved(ROUTED_HYBRID)(tokens)[:, -1])
-    assert counters["stats"]["unique_graphs"] == before
+    assert counters()["stats"]["unique_graphs"] == before
 
 
 @pytest.mark.slow
 def test_more_layers_need_no_more_graphs() -> None:
     def graphs(num_layers: int) -> int:
-        counters.clear()
+        counters().clear()
         torch._dynamo.reset()
         config = dataclasses.replace(CONFIGS["linear-pure"], num_layers=num_layers)
         compile_layers(model := build_moved(config), "eager")
         loss_and_gradient(model)
-        return counters["stats"]["unique_graphs"]
+        return int(counters()["stats"]["unique_graphs"])
 
     assert graphs(10) == graphs(3) > 0
 

@@ -1,5 +1,6 @@
 """Sweeps of scripted trials: real driver, real Ray and MLflow, no model."""
 
+import copy
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,8 @@ import pandas as pd
 import psutil
 import pytest
 
+from orchestrator.cli import main
+from orchestrator.compose import composer
 from orchestrator.journal import opening, read_events
 from orchestrator.provenance import CHECKOUT
 
@@ -51,20 +55,22 @@ class FakeSweep:
         (self.folder / "fake.yaml").write_text(text)
         (self.folder / "script.json").write_text(json.dumps({"steps": steps, **script}))
 
-    def start(self, *overrides, verb="sweep"):
-        """A call that goes on while the test does; both streams end up in `said`."""
-        environment = {
-            **os.environ,
+    def environment(self):
+        """Of a process whose trials are scripted."""
+        return {
             "PYTHONPATH": str(CHECKOUT),
             "OMP_NUM_THREADS": "1",
             "SEEDFRONT_TEST_TRAINER": str(TRAINER),
             "SEEDFRONT_TEST_SCRIPT": str(self.folder / "script.json"),
         }
+
+    def start(self, *overrides, verb="sweep"):
+        """A call that goes on while the test does; both streams end up in `said`."""
         with (self.folder / "said").open("a") as said:
             return subprocess.Popen(
                 [sys.executable, "-m", "orchestrator", verb, "conf=fake.yaml", *overrides],
                 cwd=self.folder,
-                env=environment,
+                env={**os.environ, **self.environment()},
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 # A shell that runs the tests in its background has its children ignore Ctrl-C.
@@ -74,6 +80,19 @@ class FakeSweep:
     def run(self, *overrides, verb="sweep"):
         """The exit code of a whole call."""
         return self.start(*overrides, verb=verb).wait(500)
+
+    def call(self, *overrides, verb="sweep"):
+        """The exit code of a whole call in this process, which has imported everything already."""
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            (self.folder / "said").open("a") as said,
+            redirect_stdout(said),
+            redirect_stderr(said),
+        ):
+            for name, value in self.environment().items():
+                patch.setenv(name, value)
+            patch.chdir(self.folder)
+            return main([verb, "conf=fake.yaml", *overrides])
 
     @property
     def said(self):
@@ -171,6 +190,40 @@ def descendants_of(folder):
 def descendants():
     """Living processes that were started for a sweep of scripted trials, by its folder."""
     return descendants_of
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shipped_groups_composed_once():
+    """Hydra composes files of `conf/` alone once: half of the time in which a sweep is read.
+
+    Calls that also search a folder of the user's, where a test may change files, are left alone.
+    """
+    compose, known = composer.compose, {}
+
+    def compose_once(name, overrides):
+        key = (name, *overrides)
+        if any(text.startswith("hydra.searchpath") for text in overrides):
+            return compose(name, overrides=overrides)
+        if key not in known:
+            known[key] = compose(name, overrides=overrides)
+        return copy.deepcopy(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composer, "compose", compose_once)
+        yield
+
+
+@pytest.fixture(scope="session")
+def common_root(tmp_path_factory):
+    """A root that all processes of one test run share.
+
+    The embedded corpus is prepared in it by whichever needs it first; `prepare` itself has the
+    others wait.
+    """
+    own = tmp_path_factory.getbasetemp()
+    root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "common"
+    (root / "data").mkdir(parents=True, exist_ok=True)
+    return root
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
 """A sweep on a Ray cluster of two nodes, one of which is lost while it runs."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from ray.cluster_utils import Cluster
 
@@ -45,17 +47,22 @@ def test_a_lost_node_costs_no_replicate(fake, monkeypatch):
         ]
         where = ["device=cpu", "cluster=ray", f"cluster.address={cluster.address}"]
 
-        assert fake.run(*where, "lanes.loss.cpus=2") == 2
+        assert fake.call(*where, "lanes.loss.cpus=2") == 2
         assert "a trial needs 2 cores and 0 GPUs, and no node has them" in fake.said
 
         checks = examine_cluster(fake.folder / "runs", cluster.address)
         assert len(checks) == 2 * 9
         assert [check.finding for check in checks if not check.fit] == []
 
-        driver = fake.start(*where)
-        fake.wait_for(lambda: len(fake.workers()) == 2 and fake.begun(), driver)
-        cluster.remove_node(lost, allow_graceful=False)
-        assert driver.wait(300) == 0, fake.said
+        def lose():
+            fake.wait_for(lambda: len(fake.workers()) == 2 and fake.begun(), seconds=120)
+            cluster.remove_node(lost, allow_graceful=False)
+
+        with ThreadPoolExecutor(1) as pool:
+            losing = pool.submit(lose)
+            code = fake.call(*where)
+        assert losing.exception() is None
+        assert code == 0, fake.said
     finally:
         cluster.shutdown()
         for process in started:  # Ray itself never waits for them
@@ -69,6 +76,6 @@ def test_a_lost_node_costs_no_replicate(fake, monkeypatch):
 def test_an_address_where_nobody_answers_is_said(fake):
     fake.write([1e-3], [0])
     overrides = ("device=cpu", "cluster=ray", "cluster.address=127.0.0.1:1")
-    assert fake.run(*overrides) == 2, fake.said
+    assert fake.call(*overrides) == 2, fake.said
     assert "no Ray cluster can be joined there" in fake.said
     assert not fake.journals()

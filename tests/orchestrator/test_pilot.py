@@ -32,13 +32,13 @@ def test_a_trial_takes_the_share_that_its_memory_needs(asked, pilots, memory, ex
 
 
 @pytest.mark.ray
-def test_a_sweep_is_priced_by_pilots_and_refused_beyond_its_limit_unless_overruled(fake):
+def test_a_sweep_is_priced_by_pilots_and_refused_beyond_its_limit(fake):
     fake.write([1e-3, 3e-3], [0, 1])
     limit = "price.max_gpu_hours=1e-5"
-    assert fake.run(verb="plan") == 0
+    assert fake.call(verb="plan") == 0
     assert "1 shape is not measured yet" in fake.said
 
-    assert fake.run(limit) == 2, fake.said
+    assert fake.call(limit) == 2, fake.said
     assert "more than price.max_gpu_hours=1e-05; raise it, ask for less, or" in fake.said
     assert not fake.journals()
     assert not (fake.sweep / "spec.json").exists()
@@ -47,18 +47,15 @@ def test_a_sweep_is_priced_by_pilots_and_refused_beyond_its_limit_unless_overrul
     before = pilots[0].read_bytes()
 
     # Known by now, so that nothing is started for it.
-    assert fake.run(limit) == 2, fake.said
-    assert fake.run(verb="pilot") == 0, fake.said
+    assert fake.call(limit) == 2, fake.said
+    assert fake.call(verb="pilot") == 0, fake.said
     assert "hours of this machine, by pilots of every shape" in fake.said
     assert pilots[0].read_bytes() == before
 
-    assert fake.run("--json", verb="plan") == 0
+    assert fake.call("--json", verb="plan") == 0
     price = json.loads(fake.said.splitlines()[-1])["price"]
     # 4 trials of 20 steps, 4 windows evaluated of 20 a step; a step takes 0.09 to 0.12 s.
     hours = 1 / this_machine().cpus / 3600
     assert price["low_hours"] == pytest.approx(4 * (20 + 0.2 / 3) * 0.09 * hours)
     assert price["high_hours"] == pytest.approx(4 * 20.2 * 0.12 * hours)
     assert price["unmeasured_shapes"] == 0
-
-    assert fake.run(limit, "--yes") == 0, fake.said
-    fake.assert_consistent(4)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.ray
 
 def test_equal_bugs_stop_the_sweep_at_once_and_one_is_shown(fake):
     fake.write([1e-3], list(range(12)), mishaps=[{"at_step": 2, "what": "crash"}])
-    assert fake.run() == 3, fake.said
+    assert fake.call() == 3, fake.said
     assert "failed alike" in fake.said
     assert "max_equal_failures=3" in fake.said
     assert fake.said.count("RuntimeError: scripted crash\n") <= len(fake.journals()) + 1

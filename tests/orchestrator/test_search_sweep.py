@@ -60,13 +60,15 @@ def assert_halved(fake):
     assert not curves.duplicated(["replicate_id", "step"]).any()
 
 
-def test_a_search_halves_and_then_has_nothing_to_do(fake):
+def test_a_search_beyond_its_limit_runs_when_overruled_and_then_has_nothing_to_do(fake):
     write(fake)
-    assert fake.run() == 0, fake.said
+    beyond = ("price.max_gpu_hours=1e-5", "--yes")
+    assert fake.call(*beyond) == 0, fake.said
+    assert "measuring a few steps of 1 shapes" in fake.said
     assert_halved(fake)
     assert "points were trained to the end" in fake.said
     events = points(fake)
-    assert fake.run() == 0
+    assert fake.call(*beyond) == 0
     assert "nothing to do" in fake.said
     assert points(fake) == events
 
@@ -78,7 +80,7 @@ def test_a_search_whose_driver_was_killed_goes_on_to_the_same_end(fake):
     fake.wait_for(fake.begun, call)
     call.send_signal(signal.SIGKILL)
     call.wait()
-    assert fake.run() == 0, fake.said
+    assert fake.call() == 0, fake.said
     assert_halved(fake)
 
 
@@ -92,7 +94,7 @@ def test_adaptive_seeds_are_added_by_the_same_call(fake):
     }
     with (fake.folder / "fake.yaml").open("a") as file:
         file.write(f"adaptive: {json.dumps(adaptive)}\n")
-    assert fake.run() == 0, fake.said
+    assert fake.call() == 0, fake.said
     # The scripted losses differ by one constant, so two seeds show nothing and three show it.
     assert sorted(fake.trials()["seed"]) == [0, 0, 1, 1, 2, 2]
     assert "{optimizer.lr: 0.001} - {optimizer.lr: 0.002}: decided" in fake.said

@@ -1,20 +1,27 @@
-"""Whole sweeps as a user runs them: real text and training, Ray, MLflow; interrupted, extended."""
+"""A whole sweep as a user runs it: real text and training, Ray, MLflow; interrupted, extended.
+
+One sweep serves all tests, since its processes and their imports take most of its time: its driver
+and workers are killed while trials run, as by a power cut, and the same command with one more seed
+ends it.
+"""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import mlflow
 import pandas as pd
 import pytest
 
+from orchestrator.cli import main
+from orchestrator.config import trial_from_dict
 from orchestrator.journal import opening
 from orchestrator.provenance import CHECKOUT
+from orchestrator.training.runtime import Runtime
+from orchestrator.trial import ListJournal, run_trial
 
 pytestmark = pytest.mark.ray
 
@@ -23,9 +30,7 @@ name: tiny
 base:
   size: nano
   data: sotu
-  data.vocab_size: 512
-  data.tokenizer_bytes: 1_000_000
-  budget.tokens: 1536
+  budget.tokens: 3072
   batch.tokens: 128
   seq_len: 64
   eval.windows: 4
@@ -36,23 +41,21 @@ axes:
 seeds: [0, 1]
 lanes: {speed: {warmup_steps: 1, steps: 2}}
 """
-# Half of the sweep, without its second lane: every worker process imports torch.
-DELTANET_LOSSES = ("model.mixer=deltanet", "lanes.speed.enabled=false")
+SEEDS = "seeds=range(3)"
+"""One more than in the file."""
 
 
-def run(folder, *arguments, **options):
-    """One call of the command line; everything it says and its exit code."""
+def start(folder, *arguments):
+    """A call of the command line that goes on while the test does."""
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "orchestrator", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        **options,
-    )
+    with (folder / "said").open("w") as said:
+        return subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", *arguments],
+            cwd=folder,
+            env=environment,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
 
 
 def trials(folder):
@@ -76,26 +79,75 @@ def mlflow_runs(folder, kind):
     return client, client.search_runs([experiment.experiment_id], f"tags.kind = '{kind}'")
 
 
+def attempts(folder):
+    """The journals of all attempts, by path."""
+    found = (folder / "runs" / "tiny" / "replicates").glob("*/attempt-*.jsonl")
+    return {path: path.read_text() for path in found}
+
+
+def kill_amid_trials(folder):
+    """Starts the sweep and kills it with one trial done and another begun; the journals then."""
+    driver = start(folder, "sweep", "conf=tiny.yaml")
+    deadline = time.monotonic() + 300
+
+    def is_amid():
+        texts = attempts(folder).values()
+        done = ['"status":"completed"' in text for text in texts]
+        begun = ['"step"' in text for text in texts]
+        return any(done) and sum(begun) > sum(done)
+
+    while not is_amid():
+        assert driver.poll() is None, "the driver ended before it was killed"
+        assert time.monotonic() < deadline, (folder / "said").read_text()
+        time.sleep(0.02)
+    workers = {opening(path)["pid"] for path in attempts(folder)}
+    for pid in (driver.pid, *workers):
+        os.kill(pid, signal.SIGKILL)
+    driver.wait()
+    return attempts(folder)
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A folder in which the tiny sweep has run to its end."""
-    folder = tmp_path_factory.mktemp("finished")
+def extended(tmp_path_factory, common_root):
+    """The folder of the tiny sweep after its end, and its journals at the kill."""
+    folder = tmp_path_factory.mktemp("extended")
     (folder / "tiny.yaml").write_text(TINY)
-    result = run(folder, "sweep", "conf=tiny.yaml")
-    assert result.returncode == 0, result.stdout + result.stderr
-    return folder
+    (folder / "runs").mkdir()
+    os.symlink(common_root / "data", folder / "runs" / "data")
+    before = kill_amid_trials(folder)
+    code = start(folder, "sweep", "conf=tiny.yaml", SEEDS).wait(500)
+    assert code == 0, (folder / "said").read_text()
+    return folder, before
+
+
+@pytest.fixture(scope="module")
+def finished(extended):
+    """A folder in which the tiny sweep has run to its end."""
+    return extended[0]
+
+
+@pytest.fixture
+def call(finished, monkeypatch, capsys):
+    """A call in this process, in the folder of the tiny sweep: exit code and both streams."""
+    monkeypatch.chdir(finished)
+
+    def run_here(*arguments):
+        code = main(list(arguments))
+        return code, *capsys.readouterr()
+
+    return run_here
 
 
 def test_every_replicate_has_its_loss_and_its_speed(finished):
     frame = trials(finished)
-    assert len(frame) == 4
+    assert len(frame) == 6
     assert set(frame["status"]) == {"completed"}
-    assert frame["val_loss_nats"].between(3, 7).all()
+    assert (frame["val_loss_nats"] < frame["init_loss_nats"]).all()
     assert (frame["tokens_per_second"] > 0).all()
     assert frame["exclusive"].all()
-    assert (frame["steps"] == 12).all()
+    assert (frame["steps"] == 24).all()
     assert frame["data_id"].nunique() == frame["eval_id"].nunique() == 1
-    assert set(curves(finished).groupby("replicate_id")["step"].count()) == {12}
+    assert set(curves(finished).groupby("replicate_id")["step"].count()) == {24}
 
 
 def test_mlflow_shows_what_parquet_holds(finished):
@@ -126,104 +178,84 @@ def test_trials_share_worker_processes(finished):
     assert frame["worker_position"].max() > 0
 
 
-def test_the_same_command_again_has_nothing_to_do(finished):
+def test_the_same_command_again_has_nothing_to_do(finished, call):
     before = contents(finished)
-    result = run(finished, "sweep", "conf=tiny.yaml")
-    assert result.returncode == 0, result.stderr
-    assert "nothing to do" in result.stdout
+    code, out, _ = call("sweep", "conf=tiny.yaml", SEEDS)
+    assert code == 0
+    assert "nothing to do" in out
     assert contents(finished) == before
 
 
-def test_status_from_another_shell_counts(finished):
-    result = run(finished, "status", "tiny", "--json")
-    status = json.loads(result.stdout)
-    assert status["counts"] == {"completed": 4}
+def test_status_from_another_shell_counts(finished, call):
+    _, out, _ = call("status", "tiny", "--json")
+    status = json.loads(out)
+    assert status["counts"] == {"completed": 6}
     assert {row["params_total"] for row in status["replicates"]} == set(
         trials(finished)["params_total"]
     )
 
 
-def test_another_base_under_the_same_name_is_refused(finished):
+def test_another_base_under_the_same_name_is_refused(finished, call):
     before = contents(finished)
-    result = run(finished, "sweep", "conf=tiny.yaml", "clip_norm=0.5")
-    assert result.returncode == 2
-    assert "clip_norm: the default → 0.5" in result.stderr
-    assert result.stderr.count("\n") == 1
+    code, _, err = call("sweep", "conf=tiny.yaml", "clip_norm=0.5")
+    assert code == 2
+    assert "clip_norm: the default → 0.5" in err
+    assert err.count("\n") == 1
     assert contents(finished) == before
 
 
-def test_train_gives_the_losses_of_the_sweep_and_writes_no_ledger(finished):
+def test_train_gives_the_losses_of_the_sweep_and_writes_no_ledger(finished, call):
     before = contents(finished)
-    result = run(finished, "train", "conf=tiny.yaml", "model.mixer=deltanet", "seeds=1")
-    assert result.returncode == 0, result.stderr
+    code, out, _ = call("train", "conf=tiny.yaml", "model.mixer=deltanet", "seeds=1")
+    assert code == 0
     row = trials(finished).query("mixer == 'deltanet' and seed == 1").iloc[0]
-    assert f"val_loss_nats {row['val_loss_nats']}" in result.stdout
+    assert f"val_loss_nats {row['val_loss_nats']}" in out
     assert contents(finished) == before
 
 
-def test_train_of_several_cells_is_refused(finished):
-    result = run(finished, "train", "conf=tiny.yaml")
-    assert result.returncode == 2
-    assert "one cell with one seed" in result.stderr
+def test_train_of_several_cells_is_refused(call):
+    code, _, err = call("train", "conf=tiny.yaml")
+    assert code == 2
+    assert "one cell with one seed" in err
 
 
-def test_more_seeds_run_alone_and_leave_the_others_untouched(finished):
-    before = contents(finished)
-    result = run(finished, "sweep", "conf=tiny.yaml", "seeds=range(3)", *DELTANET_LOSSES)
-    assert result.returncode == 0, result.stdout + result.stderr
-    after = contents(finished)
-    assert {path: after[path] for path in before} == before
-    frame = trials(finished)
-    assert len(frame) == 5
-    assert frame["desired"].sum() == 3
-    assert set(frame.query("desired")["mixer"]) == {"deltanet"}
+def test_what_had_ended_at_the_kill_is_left_as_it_was_and_the_rest_goes_on(extended):
+    folder, before = extended
+    frame, after = trials(folder), attempts(folder)
+    done = {path for path, text in before.items() if '"status":"completed"' in text}
+    assert 0 < len(done) < len(before)
+    for path in before:
+        assert frame.loc[path.parent.name, "attempts"] == (1 if path in done else 2)
+    assert {path: after[path] for path in done} == {path: before[path] for path in done}
+    assert sorted(frame["seed"]) == [0, 0, 1, 1, 2, 2]
+    assert frame["desired"].all()
 
 
-def test_a_killed_driver_is_continued_to_the_same_curves(finished, empty_store, tmp_path):
-    """As by a power cut: driver and workers die while trials run; the same command ends alike."""
-    command = ("sweep", "conf=tiny.yaml", *DELTANET_LOSSES)
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    (tmp_path / "runs").mkdir()
-    os.symlink(finished / "runs" / "data", tmp_path / "runs" / "data")
-    shutil.copy(empty_store, tmp_path / "runs" / "mlflow.db")
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
-    driver = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", *command],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    journals = tmp_path / "runs" / "tiny" / "replicates"
-    deadline = time.monotonic() + 200
-    while not any('"step"' in path.read_text() for path in journals.glob("*/attempt-*.jsonl")):
-        assert driver.poll() is None, "the driver ended before a step was journalled"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    workers = {opening(path)["pid"] for path in journals.glob("*/attempt-*.jsonl")}
-    for pid in (driver.pid, *workers):
-        os.kill(pid, signal.SIGKILL)
-    driver.wait()
-    result = run(tmp_path, *command)
-    assert result.returncode == 0, result.stdout + result.stderr
-    frame = trials(tmp_path)
-    assert len(frame) == 2
-    assert set(frame["status"]) == {"completed"}
-    assert frame["attempts"].max() == 2
-    expected = curves(finished).query("replicate_id in @frame.index")
-    order = ["replicate_id", "step"]
-    pd.testing.assert_frame_equal(
-        curves(tmp_path).sort_values(order, ignore_index=True),
-        expected.sort_values(order, ignore_index=True),
-    )
-    _, runs = mlflow_runs(tmp_path, "replicate")
-    assert sorted(found.info.status for found in runs) == ["FINISHED"] * 2
-    assert Path(tmp_path / "runs" / "tiny" / "report" / "index.html").is_file()
+def undisturbed_curve(folder, row):
+    """The steps of an attempt that nothing interrupts, trained in this process."""
+    config = trial_from_dict(json.loads(row["config_json"]))
+    (data,) = (folder / "runs" / "data").glob("sotu-*")
+    journal = ListJournal()
+    run_trial(config, seed=row["seed"], data_folder=data, runtime=Runtime(), journal=journal)
+    return pd.DataFrame(journal.of("step"))
 
 
-def test_doctor_finds_this_machine_fit(tmp_path):
-    result = run(tmp_path, "doctor", "--json")
-    checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+def test_interrupted_and_added_replicates_have_undisturbed_curves(finished):
+    frame, found = trials(finished), curves(finished)
+    again = frame[(frame["attempts"] == 2) | (frame["seed"] == 2)]
+    assert len(again) > 2
+    for _, row in again.iterrows():
+        wanted = undisturbed_curve(finished, row)
+        own = found.query("replicate_id == @row.name").sort_values("step", ignore_index=True)
+        columns = ["step", "tokens", "lr", "train_loss_nats", "grad_norm"]
+        pd.testing.assert_frame_equal(own[columns], wanted[columns], check_exact=True)
+
+
+def test_doctor_finds_this_machine_fit(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
+    main(["doctor", "--json"])
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert {name for name, check in checks.items() if not check["fit"]} <= {"host", "storage"}
     assert "runs a task in a worker" in checks["ray"]["finding"]
     assert list(tmp_path.iterdir()) == []

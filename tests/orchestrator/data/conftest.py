@@ -60,7 +60,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, made_up_texts: list[str]) -> 
 
 
 @pytest.fixture(scope="session")
-def sotu(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def sotu(common_root: Path) -> Dataset:
     """The embedded corpus as it is prepared by default."""
-    root = tmp_path_factory.mktemp("sotu")
-    return open_dataset(prepare(DataConfig(), root).folder)
+    return open_dataset(prepare(DataConfig(), common_root).folder)
