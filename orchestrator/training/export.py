@@ -115,6 +115,8 @@ def _write(
     (partial / CONFIG_FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
     parameters = sum(weight.numel() for weight in weights.values())
     (partial / CARD_FILE).write_text(model_card(config, facts, parameters), encoding="utf-8")
+    # safetensors leaves its file to its owner alone; a model is as readable as its card.
+    shutil.copymode(partial / CARD_FILE, partial / WEIGHTS_FILE)
     if (data_folder / TOKENIZER_FILE).is_file():
         shutil.copy(data_folder / TOKENIZER_FILE, partial / TOKENIZER_FILE)
 

@@ -52,7 +52,7 @@ def model_card(config: TrialConfig, facts: Mapping[str, Any], parameters: int) -
         "",
         "## Training",
         "",
-        f"- data: {config.data.name}, id `{facts['data_id']}`",
+        f"- data: {config.data.name}, id `{facts['data_id']}`; {_reading(config)}",
         f"- {config.num_steps * config.batch.tokens:,} tokens in {config.num_steps:,} steps of "
         f"{config.batch.tokens:,}, windows of {config.seq_len}, seed {facts['seed']}",
         f"- {config.optimizer.name}, peak rate {config.optimizer.lr:g}, schedule {schedule.kind} "
@@ -79,3 +79,11 @@ def model_card(config: TrialConfig, facts: Mapping[str, Any], parameters: int) -
         f"`{facts['weights_sha256']}`.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _reading(config: TrialConfig) -> str:
+    """How windows were read that hold several documents."""
+    masked = config.data.mask_documents
+    reading = "each document in a window by itself" if masked else "windows across document ends"
+    left_out = "" if config.data.first_token_loss else ", targets that begin a document left out"
+    return f"{reading}{left_out}"

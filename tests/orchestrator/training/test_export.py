@@ -66,7 +66,9 @@ def test_the_folder_holds_weights_configuration_and_card(trained):
     assert f"# gated_deltanet, hybrid, {total:,} parameters" in card
     assert f"| validation loss, nats per token | {end['val_loss_nats']:.4f} |" in card
     assert json.loads((folder / "config.json").read_text())["weights_sha256"] in card
+    assert "; windows across document ends" in card
     assert not (folder.parent / ".model.partial").exists()
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
 
 
 def test_another_architecture_or_data_is_refused_with_the_difference(trained):
