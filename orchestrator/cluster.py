@@ -198,7 +198,7 @@ def lost_since(before: Sequence[Node]) -> bool:
 def whole_node(plan: Plan) -> dict[str, float]:
     """Resources that leave no room for another trial beside: all of the largest node that fits."""
     if not plan.is_on_cluster:
-        return {"cpu": this_machine().cpus, "gpu": 1 if plan.device == "cuda" else 0}
+        return {"cpu": this_machine().cpus, "gpu": plan.ranks if plan.device == "cuda" else 0}
     largest = max(nodes(), key=lambda node: (node.gpus if plan.device == "cuda" else 0, node.cpus))
     return {"cpu": largest.cpus, "gpu": largest.gpus if plan.device == "cuda" else 0}
 
@@ -211,10 +211,11 @@ def refuse_unfit(plan: Plan, found: Sequence[Node]) -> None:
     """
     loss = plan.spec.lanes.loss
     gpus = loss.gpus if plan.device == "cuda" else 0
-    if not any(node.cpus >= loss.cpus and node.gpus >= gpus for node in found):
+    cpus = plan.threads * plan.ranks
+    if not any(node.cpus >= cpus and node.gpus >= gpus for node in found):
         have = "; ".join(f"{n.host} has {n.cpus:g} cores and {n.gpus:g} GPUs" for n in found)
         raise ConfigError(
-            f"a trial needs {loss.cpus} cores and {gpus:g} GPUs, and no node has them: {have}"
+            f"a trial needs {cpus} cores and {gpus:g} GPUs, and no node has them: {have}"
         )
     here = fingerprints()
     for node, facts in facts_of_nodes(plan.root, found):

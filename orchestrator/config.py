@@ -163,8 +163,12 @@ class TrialConfig:
                 f"budget.tokens={self.budget.tokens} is less than one step of "
                 f"batch.tokens={self.batch.tokens}"
             )
+        if self.data_seed is not None and not 0 <= self.data_seed < 2**64:
+            raise ValueError(f"data_seed={self.data_seed} must be between 0 and 2**64 - 1")
         if not self.clip_norm > 0:
             raise ValueError(f"clip_norm={self.clip_norm} must be positive")
+        if self.diverged_above_nats is not None and not self.diverged_above_nats > 0:
+            raise ValueError(f"diverged_above_nats={self.diverged_above_nats} must be positive")
         if self.model.compile and self.data.mask_documents:
             raise ValueError(
                 "model.compile=true with data.mask_documents=true is not served: documents cut "

@@ -16,6 +16,7 @@ that are not counted use up their own allowance alone.
 
 import errno
 import hashlib
+import signal
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -34,6 +35,9 @@ HANG_GRACE_SECONDS = 15.0
 HANG_MARK = "Timeout ("
 """How `faulthandler` begins the last words of a process that it ends for hanging."""
 
+LOST_RANK_MARK = "rank lost: "
+"""How a trial that waits for a rank that is lost begins its last words: the failure class."""
+
 STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 """A file system that is full, read-only, over its limits, or broken."""
 
@@ -49,6 +53,23 @@ class TrialTimeoutError(Exception):
     """The attempt took longer than it may."""
 
 
+class RankLostError(RuntimeError):
+    """Another rank of a trial ended before its time.
+
+    Attributes:
+        failure_class: of what ended it.
+    """
+
+    def __init__(self, message: str, failure_class: str) -> None:
+        super().__init__(message)
+        self.failure_class = failure_class
+
+
+def class_of_exit(code: int) -> str:
+    """The failure class of a process that ended without a word, by its exit code."""
+    return "preempted" if code == -signal.SIGTERM else "oom_host"
+
+
 def is_storage_error(error: BaseException) -> bool:
     """Whether an error says that nothing more can be written."""
     return isinstance(error, OSError) and error.errno in STORAGE_ERRORS
@@ -56,6 +77,8 @@ def is_storage_error(error: BaseException) -> bool:
 
 def classify(error: BaseException) -> str:
     """The failure class of an exception that ended a trial."""
+    if isinstance(error, RankLostError):
+        return error.failure_class
     if isinstance(error, TrialTerminatedError):
         return "preempted"
     if isinstance(error, TrialTimeoutError):
@@ -82,7 +105,11 @@ def classify_death(folder: Path) -> tuple[str, str]:
     """
     log = folder / "output.log"
     attempt = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    if HANG_MARK in attempt.rpartition(": process ")[2]:
+    words = attempt.rpartition(": process ")[2]
+    if LOST_RANK_MARK in words:
+        failure, _, sentence = words.rpartition(LOST_RANK_MARK)[2].partition(": ")
+        return failure, sentence.splitlines()[0]
+    if HANG_MARK in words:
         return "timeout", "the trial hung and its process was ended; output.log says in which line"
     return "oom_host", "the worker process was killed, for example because memory ran out"
 

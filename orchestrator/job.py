@@ -22,7 +22,7 @@ class Job:
         data_folder: the prepared data set.
         device: `cpu` or `cuda`.
         precision: `fp32` or `bf16`.
-        threads: torch threads.
+        threads: torch threads of each process.
         steps: timed steps of the speed lane.
         warmup_steps: untimed steps before them.
         micro_windows: windows of one forward pass, where that of the configuration did not fit
@@ -30,6 +30,7 @@ class Job:
         max_seconds: after which the attempt is ended; None for no limit.
         stamp: what the journal repeats of the sweep's provenance.
         pause_step: after which a loss trial waits to be continued; None for its end.
+        ranks: processes that share each step's windows, on a GPU each where the device is `cuda`.
     """
 
     lane: str
@@ -48,3 +49,4 @@ class Job:
     max_seconds: float | None
     stamp: dict[str, Any]
     pause_step: int | None = None
+    ranks: int = 1

@@ -75,6 +75,7 @@ def pilot_folders(plan: Plan) -> dict[str, Path]:
         "device": _place(plan),
         "precision": plan.precision,
         "threads": plan.threads,
+        **({"ranks": plan.ranks} if plan.ranks > 1 else {}),
         **fingerprints(),
     }
     return {
@@ -135,6 +136,7 @@ def price_of(plan: Plan) -> Price:
         high += many * pilot.step_seconds_upper
     spent = sum(float(s.end.get("device_seconds") or 0) for s in plan.states.values())
     to_hours = _devices(plan, this_machine()) / 3600
+    spent /= plan.ranks  # the time that a trial's ranks held their devices is summed in its record
     by_cell = {cell: folder for folder, cell in unmeasured.items()}
     return Price(low * to_hours, high * to_hours, spent * to_hours, by_cell)
 
@@ -164,7 +166,7 @@ def _devices(plan: Plan, machine: Machine) -> float:
     """Devices that one trial is priced as; what shares a GPU works no less for it."""
     if plan.device == "cuda":
         return max(1.0, plan.spec.lanes.loss.gpus)
-    return plan.threads / machine.cpus
+    return plan.threads * plan.ranks / machine.cpus
 
 
 def refuse_costly(plan: Plan, price: Price, *, is_overruled: bool) -> None:

@@ -11,7 +11,7 @@ from models.accounting import count_parameters, flops_per_token, kv_bytes_per_to
 from orchestrator.cells import Cell
 from orchestrator.compose import Sweep
 from orchestrator.compose.conf_folder import CONF_FOLDER
-from orchestrator.config import SweepSpec
+from orchestrator.config import LossLane, SweepSpec
 from orchestrator.data.corpus import DataConfig, MissingSourceError, list_sources, resolve_paths
 from orchestrator.data.manifest import locate
 from orchestrator.errors import ConfigError
@@ -68,8 +68,13 @@ class Plan:
 
     @property
     def threads(self) -> int:
-        """Torch threads of every trial."""
+        """Torch threads of every process of a trial."""
         return self.spec.lanes.loss.cpus
+
+    @property
+    def ranks(self) -> int:
+        """Processes of every trial, which share each step's windows."""
+        return self.spec.lanes.loss.ranks(self.device)
 
     @property
     def is_on_cluster(self) -> bool:
@@ -118,7 +123,7 @@ def make_plan(sweep: Sweep, root: Path, folder: Path, *, joins_ledger: bool = Tr
         raise ConfigError(str(error)) from None
     if spec.cluster.name == "local":  # the nodes of a cluster are asked when it is joined
         _refuse_infeasible(spec, device, machine)
-    _refuse_unknown_share(spec, device)
+    _refuse_unknown_share(spec, device, sweep.cells)
     tracking_uri(spec.tracking.uri, root)
     if spec.device == "auto" and device == "cpu":
         notes.append("device auto: no NVIDIA GPU here, so trials run on the CPU")
@@ -290,9 +295,12 @@ def unprepared(sweep: Sweep, data: DataConfig) -> str:
 
 def _refuse_infeasible(spec: SweepSpec, device: str, machine: Machine) -> None:
     need, have = spec.lanes.loss, machine
-    if need.cpus > have.cpus:
+    ranks = need.ranks(device)
+    cpus = need.cpus * ranks
+    if cpus > have.cpus:
+        several = f" for its {ranks} processes" if ranks > 1 else ""
         raise ConfigError(
-            f"lanes.loss.cpus={need.cpus}: a trial needs {need.cpus} cores, but "
+            f"lanes.loss.cpus={need.cpus}: a trial needs {cpus} cores{several}, but "
             f"{have.host} has {have.cpus}"
         )
     if (need.gpus > 1 or device == "cuda") and need.gpus > len(have.gpus):
@@ -302,14 +310,14 @@ def _refuse_infeasible(spec: SweepSpec, device: str, machine: Machine) -> None:
         )
 
 
-def _refuse_unknown_share(spec: SweepSpec, device: str) -> None:
-    gpus = spec.lanes.loss.gpus
-    if gpus > 1:
-        raise ConfigError(
-            f"lanes.loss.gpus={gpus:g}: a trial cannot span several GPUs yet; use at most 1"
-        )
-    if device == "cuda" and gpus == 0:
+def _refuse_unknown_share(spec: SweepSpec, device: str, cells: Sequence[Cell]) -> None:
+    if device == "cuda" and spec.lanes.loss.gpus == 0:
         raise ConfigError("lanes.loss.gpus=0 with device cuda: give a trial a share of a GPU")
+    for cell in cells:
+        try:
+            cell.config.check_ranks(spec.lanes.loss.ranks(device))
+        except ValueError as error:
+            raise ConfigError(f"{error} (cell {cell.cell_id})") from None
 
 
 def _resolved_device(spec: SweepSpec, machine: Machine) -> str:
@@ -337,11 +345,17 @@ def _refuse_changed_sweep(
     spec = sweep.spec
     if not on_disk:
         return
-    facts = {"device": device, "precision": precision, "threads": spec.lanes.loss.cpus}
-    for key, now in facts.items():
-        if old[key] != now:
+    known = LossLane(**old["lanes"]["loss"]) if "lanes" in old else LossLane()
+    facts = {
+        "device": (old["device"], device),
+        "precision": (old["precision"], precision),
+        "threads": (old["threads"], spec.lanes.loss.cpus),
+        "ranks": (known.ranks(old["device"]), spec.lanes.loss.ranks(device)),
+    }
+    for key, (before, now) in facts.items():
+        if before != now:
             raise ConfigError(
-                f"sweep {spec.name} has {len(on_disk)} replicates with {key}={old[key]}, but this "
+                f"sweep {spec.name} has {len(on_disk)} replicates with {key}={before}, but this "
                 f"call would use {key}={now}; use the same, or another name"
             )
     changed = _changed_base(old, spec)

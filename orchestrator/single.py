@@ -4,9 +4,9 @@ from typing import Any
 
 from rich.console import Console
 
+from orchestrator.parallel import run_trial_on, runtimes_of
 from orchestrator.plan import Plan
 from orchestrator.readiness import with_data
-from orchestrator.trial import Runtime, run_trial
 
 RESULTS = (
     "init_loss_nats",
@@ -56,11 +56,11 @@ def train_one(plan: Plan, console: Console) -> int:
         f"{record.replicate_id}: {record.params_total:,} parameters, {record.tokens:,} tokens on "
         f"{plan.device} ({plan.precision})"
     )
-    outcome = run_trial(
+    outcome = run_trial_on(
+        runtimes_of(plan.device, plan.precision, plan.threads, plan.ranks),
         plan.sweep.cells[0].config,
         seed=record.seed,
         data_folder=plan.data_folder,
-        runtime=Runtime(device=plan.device, precision=plan.precision, threads=plan.threads),
         journal=journal,
         checkpoint_folder=None,
         export_folder=plan.root / "models" / record.replicate_id,

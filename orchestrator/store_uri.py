@@ -16,11 +16,15 @@ UI_PORT = 5000
 def tracking_uri(asked: str | None, root: Path) -> str:
     """The absolute URI of the store; relative SQLite paths start from the root.
 
+    A password that `without_secret` took out stays out: the packages behind the URI then take it
+    from their own places, as MLFLOW_TRACKING_PASSWORD and PGPASSWORD.
+
     Raises:
         ConfigError: a file store, which MLflow refuses, or a scheme that it does not know.
     """
     if asked is None:
         return f"sqlite:///{root / 'mlflow.db'}"
+    asked = asked.replace(f":{HIDDEN}@", "@")
     scheme = urlsplit(asked).scheme
     if scheme in ("", "file"):
         raise ConfigError(
@@ -47,6 +51,9 @@ def ui_address(uri: str) -> str:
     return f"http://127.0.0.1:{UI_PORT}"
 
 
+HIDDEN = "***"
+"""What stands in the place of a password."""
+
 PASSWORD = re.compile(r"(://[^\s:/@]*):[^\s/]*@")
 """The password of a URI, in any text; it may hold `@` itself, as people write it."""
 
@@ -58,7 +65,7 @@ WEBHOOK = re.compile(r"""(webhook["']?\s*[:=]\s*["']?)(https?://\S+)""", re.IGNO
 def without_secret(text: str) -> str:
     """A URI, or any text with URIs in it, without the passwords and webhooks that they carry."""
     text = WEBHOOK.sub(lambda found: found[1] + without_path(found[2]), text)
-    return PASSWORD.sub(r"\1:***@", text)
+    return PASSWORD.sub(rf"\1:{HIDDEN}@", text)
 
 
 def without_path(url: str) -> str:

@@ -91,7 +91,7 @@ def run_lanes(plan: Plan, provenance: Provenance, on_tick: OnTick, lane_ends: On
 
 
 def _loss_lane(plan: Plan, provenance: Provenance, on_tick: OnTick) -> Plan:
-    resources = {"cpu": plan.spec.lanes.loss.cpus, "gpu": loss_share(plan)}
+    resources = {"cpu": plan.threads * plan.ranks, "gpu": loss_share(plan)}
     waiting = plan.to_run
     failures: dict[str, list[str]] = defaultdict(list)
     while waiting:
@@ -151,6 +151,7 @@ def run_pilots(plan: Plan, missing: Mapping[str, Path], provenance: Provenance) 
                 micro_windows=None,
                 max_seconds=None,
                 stamp=stamp,
+                ranks=plan.ranks,
             )
         )
     _run_round(plan, jobs, whole_node(plan), on_tick=None)
@@ -180,6 +181,7 @@ def _jobs(plan: Plan, names: Sequence[str], lane: str, provenance: Provenance) -
             pause_step=plan.pause_steps.get(name) if lane == "loss" else None,
             max_seconds=None if minutes is None else 60 * minutes,
             stamp=stamp,
+            ranks=plan.ranks,
         )
         for name in names
     ]
@@ -195,7 +197,8 @@ def _micro_windows(plan: Plan, name: str) -> int | None:
     if state.failure_class != "oom_gpu":
         return last
     config = next(c.config for c in plan.sweep.cells if c.cell_id == record.cell_id)
-    return smaller_pass(config.windows_per_step, last or config.batch.micro_windows)
+    windows = config.windows_per_step // plan.ranks
+    return smaller_pass(windows, last or config.batch.micro_windows)
 
 
 def _fits_smaller(plan: Plan, name: str) -> bool:

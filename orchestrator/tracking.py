@@ -20,6 +20,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 # Read by MLflow when it is imported, so they come first.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+# Two lines for every run that ends, with the server's password if its URI has one.
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 # A server that is down is asked again at the next look, not for minutes within one call.
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")

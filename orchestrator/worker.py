@@ -6,6 +6,7 @@ another while the process stays as it was when new.
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import importlib.util
 import os
@@ -14,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -116,20 +117,40 @@ def _module_at(path: str) -> ModuleType:
     return module
 
 
+def _on_devices(job: Job) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """`run_trial` and `measure_speed`, given the devices that a job has."""
+    where: dict[str, Any] = {
+        "device": job.device,
+        "precision": job.precision,
+        "threads": job.threads,
+    }
+    if job.ranks == 1:
+        trainer = _trainer()
+        runtime = trainer.Runtime(**where)
+        return (
+            functools.partial(trainer.run_trial, runtime=runtime),
+            functools.partial(trainer.measure_speed, runtime=runtime),
+        )
+    from orchestrator import parallel  # noqa: PLC0415 - imports torch, as `trial` does
+
+    runtimes = parallel.runtimes_of(**where, ranks=job.ranks)
+    return (
+        functools.partial(parallel.run_trial_on, runtimes),
+        functools.partial(parallel.measure_speed_on, runtimes),
+    )
+
+
 def _run(job: Job, journal: Journal) -> str:
-    trainer = _trainer()
     config = trial_from_dict(job.config)
     if job.micro_windows is not None:
         config.batch.micro_windows = job.micro_windows
-    where = {"device": job.device, "precision": job.precision, "threads": job.threads}
-    runtime = trainer.Runtime(**where)
+    train, measure_speed = _on_devices(job)
     data_folder = Path(job.data_folder)
     if job.lane == "speed":
-        speed = trainer.measure_speed(
+        speed = measure_speed(
             config,
             seed=job.seed,
             data_folder=data_folder,
-            runtime=runtime,
             steps=job.steps,
             warmup_steps=job.warmup_steps,
         )
@@ -138,11 +159,10 @@ def _run(job: Job, journal: Journal) -> str:
         )
         return "completed"
     checkpoints = Path(job.folder) / "checkpoints"
-    outcome = trainer.run_trial(
+    outcome = train(
         config,
         seed=job.seed,
         data_folder=data_folder,
-        runtime=runtime,
         journal=journal,
         checkpoint_folder=checkpoints,
         should_stop=lambda: False,
