@@ -55,9 +55,10 @@ def resolve_cells(
             config = trial_from_dict(_normalised(values))
             plain = trial_to_dict(config)
             config = matcher.matched(config, plain)
+            # A number that is not finite has no identity.
+            cell = Cell(cell_id(plain), arm_id(plain), assignment, config, plain)
         except ValueError as error:
             raise ConfigError(f"{error}{_where(assignment)}") from None
-        cell = Cell(cell_id(plain), arm_id(plain), assignment, config, plain)
         merged += cell.cell_id in cells
         cells.setdefault(cell.cell_id, cell)
     notes = []
@@ -111,7 +112,7 @@ class _Matcher:
                 "model.ffn_dim is given although match: params solves it; remove it, or say "
                 "match: depth"
             )
-        key = canonical_json(plain["model"])
+        key = canonical_json({"model": plain["model"]})
         if key not in self._solved:
             self._solved[key] = self._solve(config.model)
         plain["model"]["ffn_dim"] = self._solved[key]

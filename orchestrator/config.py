@@ -177,6 +177,21 @@ class TrialConfig:
             )
         self.eval.recall.check_vocabulary(self.data.vocab_size)
 
+    def check_ranks(self, ranks: int) -> None:
+        """Refuses a step whose windows some ranks could not share evenly.
+
+        Args:
+            ranks: processes that train together, each with its part of every step's windows.
+
+        Raises:
+            ValueError: the windows of a step do not divide evenly over ranks and passes.
+        """
+        if self.windows_per_step % (ranks * (self.batch.micro_windows or 1)):
+            raise ValueError(
+                f"the {self.windows_per_step} windows of a step do not divide evenly over "
+                f"{ranks} devices with batch.micro_windows={self.batch.micro_windows}"
+            )
+
     @property
     def windows_per_step(self) -> int:
         """Windows of `seq_len` tokens in one optimizer step."""
@@ -207,7 +222,7 @@ def trial_to_dict(config: TrialConfig) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """As `dataclasses.asdict`, which deep-copies every leaf and takes four times as long."""
-    names = _field_names(type(value))
+    names = _field_names(cast(Hashable, type(value)))
     if names is not None:
         return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, list | tuple):
@@ -264,13 +279,16 @@ class LossLane:
     """Resources of one loss trial.
 
     Attributes:
-        gpus: share of a GPU; ignored without one.
-        cpus: cores of one trial, also its number of torch threads.
+        gpus: share of a GPU, or a number of GPUs that a trial spans, with a process for each;
+            ignored without one.
+        cpus: cores of each process of a trial, also its number of torch threads.
+        cpu_ranks: processes that a trial on CPUs spans; ignored with GPUs.
         max_minutes: how long one attempt may take, in either lane; null for no limit.
     """
 
     gpus: float = 1.0
     cpus: int = 1
+    cpu_ranks: int = 1
     max_minutes: float | None = None
 
     def __post_init__(self) -> None:
@@ -280,8 +298,14 @@ class LossLane:
             raise ValueError(f"lanes.loss.gpus={self.gpus} must be a whole number above 1")
         if self.cpus < 1:
             raise ValueError(f"lanes.loss.cpus={self.cpus} must be at least 1")
+        if self.cpu_ranks < 1:
+            raise ValueError(f"lanes.loss.cpu_ranks={self.cpu_ranks} must be at least 1")
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise ValueError(f"lanes.loss.max_minutes={self.max_minutes} must be positive")
+
+    def ranks(self, device: str) -> int:
+        """Processes of one trial on `cpu` or `cuda`."""
+        return max(1, int(self.gpus)) if device == "cuda" else self.cpu_ranks
 
 
 @dataclass(kw_only=True, slots=True)

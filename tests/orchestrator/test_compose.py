@@ -265,3 +265,18 @@ def test_a_hydra_that_was_initialised_before_is_left_as_it_was(load):
         load()
         assert GlobalHydra.instance().is_initialized()
         assert compose("quickstart")["name"] == "quickstart"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data_seed=-1", r"data_seed=-1 must be between 0 and 2\*\*64 - 1"),
+        ("diverged_above_nats=nan", "diverged_above_nats=nan must be positive"),
+        ("diverged_above_nats=inf", "diverged_above_nats is inf: only finite numbers"),
+        ("model.norm_eps=inf", r"model\.norm_eps is inf: only finite numbers"),
+        ("clip_norm=inf", "clip_norm is inf: only finite numbers"),
+    ],
+)
+def test_numbers_that_no_trial_could_use_are_refused_with_their_cell(load, override, message):
+    with pytest.raises(ConfigError, match=rf"{message}.*\(in the cell model\.mixer=softmax"):
+        load(SMALL, override)
