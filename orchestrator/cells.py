@@ -9,6 +9,7 @@ from models.configs import DecayConfig, ModelConfig
 from models.routing_config import RoutingConfig
 from orchestrator.axes import Assignment
 from orchestrator.config import SweepSpec, TrialConfig, trial_from_dict, trial_to_dict
+from orchestrator.differences import differences
 from orchestrator.errors import ConfigError
 from orchestrator.identity import arm_id, canonical_json, cell_id
 
@@ -69,8 +70,9 @@ def resolve_cells(
         )
     resolved = list(cells.values())
     if spec.purpose in ("compare", "search"):
-        _refuse_mismatch(spec, resolved)
-    return resolved, notes
+        for group in _refuse_mismatch(spec, resolved):
+            notes += differences([cell.config for cell in group], spec.match)
+    return resolved, list(dict.fromkeys(notes))
 
 
 def _where(assignment: Assignment) -> str:
@@ -131,8 +133,12 @@ DEPTH = "model.num_layers"
 """What they share besides under `match: params`, which solves widths at one depth, and `depth`."""
 
 
-def _refuse_mismatch(spec: SweepSpec, cells: list[Cell]) -> None:
-    """Refuses cells that would be compared, those equal along `compare_within`, but differ."""
+def _refuse_mismatch(spec: SweepSpec, cells: list[Cell]) -> list[list[Cell]]:
+    """Refuses cells that would be compared, those equal along `compare_within`, but differ.
+
+    Returns:
+        The cells that are compared with each other.
+    """
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         group = canonical_json([_at(cell.values, axis) for axis in spec.compare_within])
@@ -149,6 +155,7 @@ def _refuse_mismatch(spec: SweepSpec, cells: list[Cell]) -> None:
                     f"{one} {_where(first.assignment)} and {other} {_where(second.assignment)}; "
                     f"use compare_within: [{path}] if nothing is compared across it"
                 )
+    return list(groups.values())
 
 
 def _compared_paths(spec: SweepSpec) -> tuple[str, ...]:

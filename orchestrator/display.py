@@ -151,8 +151,11 @@ def show_plan(plan: Plan, console: Console) -> None:
         console.print(f"excluded by {rule}: {count} cells", markup=False)
     for note in plan.notes:
         console.print(f"note: {note}", markup=False)
-    rates = ", ".join(f"{ratio:.2f}" for ratio in rate_ratios(plan.sweep.cells[0]))
-    console.print(f"rate at 0, 25, 50, 75, 100 % of the steps, as shares of the peak: {rates}")
+    for which, ratios in dict.fromkeys(r for cell in plan.sweep.cells for r in rate_ratios(cell)):
+        rates = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        console.print(
+            f"rate at 0, 25, 50, 75, 100 % of the steps, as shares of the peak: {rates}{which}"
+        )
     counts = ", ".join(f"{count} {status}" for status, count in sorted(plan.counts().items()))
     console.print(
         f"{spec.name}: {len(plan.sweep.cells)} cells × {len(spec.seeds)} seeds = "

@@ -432,6 +432,15 @@ def total_flops(plan: Plan) -> float:
     return float(sum(record.tokens * (record.flops_per_token or 0) for record in records))
 
 
-def rate_ratios(cell: Cell) -> tuple[float, ...]:
-    """The scheduled rate at 0, 25, 50, 75 and 100 % of the steps, as shares of the peak."""
-    return tuple(quartiles(cell.config.schedule, cell.config.num_steps))
+def rate_ratios(cell: Cell) -> list[tuple[str, tuple[float, ...]]]:
+    """Each schedule's rate at 0, 25, 50, 75 and 100 % of the steps, as shares of its peak.
+
+    Returns:
+        The schedule of the trial, and that of the Adam group by its option where it is another.
+    """
+    config = cell.config
+    found = [("", quartiles(config.schedule, config.num_steps))]
+    if getattr(config.optimizer, "adam_schedule", "decayed") == "constant":
+        constant = quartiles(config.schedule, config.num_steps, is_decayed=False)
+        found.append((" (optimizer.adam_schedule: constant)", constant))
+    return found

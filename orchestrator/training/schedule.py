@@ -138,16 +138,19 @@ def cosine(progress: float) -> float:
     return (1 + math.cos(math.pi * progress)) / 2
 
 
-def quartiles(config: ScheduleConfig, num_steps: int, peak: float = 1.0) -> tuple[float, ...]:
+def quartiles(
+    config: ScheduleConfig, num_steps: int, peak: float = 1.0, *, is_decayed: bool = True
+) -> tuple[float, ...]:
     """Rates at 0, 25, 50, 75 and 100 % of the updates, for plans and records.
 
     Args:
         config: the schedule.
         num_steps: updates of the whole run.
         peak: rate that the ratios multiply.
+        is_decayed: false for a group that stays constant after the warm-up.
     """
-    last = num_steps - 1
-    return tuple(peak * lr_ratio(config, round(share * last), num_steps) for share in QUARTILES)
+    last, ratio = num_steps - 1, lr_ratio if is_decayed else warmup_ratio
+    return tuple(peak * ratio(config, round(share * last), num_steps) for share in QUARTILES)
 
 
 def _check_step(step: int, num_steps: int) -> None:

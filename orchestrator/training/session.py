@@ -5,7 +5,7 @@ the name, so that what one consumer draws doesn't shift another. The data order 
 """
 
 import hashlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -225,13 +225,13 @@ def decay_quantiles(model: LanguageModel) -> dict[str, list[float]]:
 
 def schedule_quartiles(optimizer: Optimizer, config: TrialConfig) -> dict[str, list[float]]:
     """Each group's rate at 0, 25, 50, 75 and 100 % of the updates."""
-    constant = replace(config.schedule, kind="constant")
     return {
         group.name: list(
             quartiles(
-                config.schedule if group.spec.is_decayed else constant,
+                config.schedule,
                 config.num_steps,
                 group.spec.peak_lr,
+                is_decayed=group.spec.is_decayed,
             )
         )
         for group in optimizer.groups

@@ -61,6 +61,13 @@ def test_the_main_table_holds_the_published_models(folder: Path) -> None:
     }
 
 
+def test_the_plan_of_the_main_table_lists_what_its_cells_differ_in(folder: Path) -> None:
+    decay, unequal = preset("main_table", folder).notes
+    assert "gated_deltanet ones, kimi_delta loguniform, gated_deltanet2 ones" in decay
+    assert "model.num_layers (24, 22, 20), model.ffn_dim (2560, 2816)" in unequal
+    assert "optimizer.split (attention, fused)" in unequal
+
+
 def test_the_main_table_asks_for_recall_within_a_window(folder: Path) -> None:
     config = preset("main_table", folder).cells[0].config
     recall = config.eval.recall

@@ -70,6 +70,12 @@ def test_the_collapsed_schedule_ends_at_its_minimum():
     assert lr_ratio(ScheduleConfig(**COLLAPSED), 1906, 1907) == pytest.approx(0.1)
 
 
+def test_a_constant_group_has_its_own_quartiles_under_every_schedule():
+    for kind, decay in (("wsd", 0.2), ("cosine", 0.2), ("constant", 0.2), ("collapsed", 3.0)):
+        config = ScheduleConfig(kind=kind, warmup_fraction=0.1, decay_fraction=decay)
+        assert quartiles(config, 101, 2.0, is_decayed=False) == (0.0, 2.0, 2.0, 2.0, 2.0)
+
+
 def test_the_collapsed_schedule_is_had_by_its_name_only():
     with pytest.raises(ValueError, match=r"decay_fraction=3.0 must lie in \[0, 1\]"):
         ScheduleConfig(**(COLLAPSED | {"kind": "wsd"}))

@@ -23,7 +23,7 @@ from orchestrator.records import CURVE_COLUMNS, TRIAL_COLUMNS
 from orchestrator.training.checkpoint import TENSORS_FILE, CheckpointMismatchError
 from orchestrator.training.optim.configs import AdamWConfig, MuonConfig
 from orchestrator.training.runtime import Runtime
-from orchestrator.training.schedule import ScheduleConfig
+from orchestrator.training.schedule import KINDS, ScheduleConfig
 from orchestrator.training.session import named_generator, open_session
 from orchestrator.trial import ListJournal, NullJournal, TrialOutcome, measure_speed, run_trial
 
@@ -124,6 +124,18 @@ def test_a_trial_learns_and_says_so(tiny_trial, data_folder):
     assert outcome.val_loss_se > 0
     assert outcome.applied_lr_peak == 0.02
     assert outcome.peak_memory_bytes > 1e7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trial_runs_under_every_schedule(tiny_trial, data_folder, kind):
+    decay = 3.0 if kind == "collapsed" else 0.5
+    schedule = ScheduleConfig(kind=kind, warmup_fraction=0.25, decay_fraction=decay)
+    optimizer = MuonConfig(lr=0.02, adam_lr=0.01, adam_schedule="constant")
+    config = tiny_trial(steps=4, schedule=schedule, optimizer=optimizer)
+    journal = ListJournal()
+    run_trial(config, seed=0, data_folder=data_folder, runtime=Runtime(), journal=journal)
+    assert journal.events[-1]["status"] == "completed"
+    assert journal.events[0]["schedule_quartiles"]["adam"] == [0.0, 0.01, 0.01, 0.01, 0.01]
 
 
 def test_the_training_loss_is_the_mean_of_the_last_tenth(tiny_trial, data_folder):
