@@ -116,6 +116,28 @@ def ray_session(plan: Plan) -> Iterator[None]:
 
 
 def _start(plan: Plan) -> None:
+    """Start a Ray on this machine; once more where it was too busy for the first.
+
+    Raises:
+        ConfigError: Ray has not come up in either.
+    """
+    for is_last in (False, True):
+        try:
+            _start_once(plan)
+            return
+        except Exception as error:
+            # Ray raises no narrower class, and waits half a minute whatever it is told.
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            if is_last:
+                raise ConfigError(
+                    "Ray did not start on this machine within 30 s, twice; it may be too busy, and "
+                    "the same command tries again"
+                ) from None
+
+
+def _start_once(plan: Plan) -> None:
     ray.init(
         address="local",  # whatever RAY_ADDRESS says
         num_cpus=this_machine().cpus,

@@ -5,6 +5,7 @@ retries of its own and no restore, because the journals are the record of what h
 never imports torch: only workers import `orchestrator.worker`.
 """
 
+import json
 import tempfile
 import threading
 import time
@@ -45,13 +46,13 @@ class TrialWorker(tune.Trainable):
         from orchestrator.worker import baseline, drift, run_job
 
         self._run, self._measure, self._drift = run_job, baseline, drift
-        self._job = Job(**config["job"])
+        self._job = Job(**json.loads(config["job"]))
         self._position = 0
         self._baseline: Baseline | None = None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Remember the next job; the process stays."""
-        self._job = Job(**new_config["job"])
+        self._job = Job(**json.loads(new_config["job"]))
         return True
 
     def step(self) -> dict[str, Any]:
@@ -220,7 +221,8 @@ def _run_round(
     with folder as storage, _ticking(on_tick):
         tuner = tune.Tuner(
             tune.with_resources(TrialWorker, dict(resources)),
-            param_space={"job": tune.grid_search([asdict(job) for job in jobs])},
+            # As texts, since Tune copies the whole grid for every trial that it makes of it.
+            param_space={"job": tune.grid_search([json.dumps(asdict(job)) for job in jobs])},
             tune_config=tune.TuneConfig(
                 reuse_actors=plan.spec.reuse_workers,
                 trial_dirname_creator=lambda trial: trial.trial_id,
