@@ -1,6 +1,7 @@
 """`status`: what the ledger says now, from any shell, also while a sweep runs."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,18 @@ def status_json(root: Path, sweep: str) -> dict[str, Any]:
         record = ledger.record(ledger.planned(name), state)
         states[name] = state
         rows.append({**record.as_row(), "step": _step(state)})
+    counts = Counter(row["status"] for row in rows)
     return {
         "sweep": sweep,
         "asked_for": spec["replicates"],
-        "counts": dict(Counter(row["status"] for row in rows)),
+        "counts": dict(counts),
         "without_speed": sum(state.needs_speed for state in states.values()),
-        "eta_seconds": _eta_seconds(rows, int(spec["replicates"])),
+        "eta_seconds": _eta_seconds(
+            counts,
+            [row["wall_seconds"] for row in rows if row["wall_seconds"]],
+            [(row["step"] or 0) / row["steps"] for row in rows if row["status"] == "running"],
+            int(spec["replicates"]),
+        ),
         "replicates": rows,
     }
 
@@ -42,27 +49,29 @@ def show_status(root: Path, sweep: str, console: Console) -> None:
     """
     ledger = Ledger(root, sweep)
     asked_for = int(ledger.spec()["replicates"])
-    names = ledger.replicate_ids()
-    states = {name: ledger.state(name, without_start=True) for name in names}
-    counts = Counter(state.status for state in states.values())
+    counts: Counter[str] = Counter()
+    without_speed, wall_seconds, shares, lines = 0, [], [], []
+    # One state at a time: Python's garbage collector would go through thousands that are kept.
+    for name in ledger.replicate_ids():
+        state = ledger.state(name, without_start=True)
+        counts[state.status] += 1
+        without_speed += state.needs_speed
+        if state.end.get("wall_seconds"):
+            wall_seconds.append(float(state.end["wall_seconds"]))
+        if state.status == "running":
+            record, step = ledger.planned(name), _step(state) or 0
+            shares.append(step / record.steps)
+            lines.append(f"  running {label(record)}: step {step} of {record.steps}")
+        elif state.status == "failed":
+            lines.append(f"  failed {label(ledger.planned(name))}: {state.end.get('error')}")
     shown = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    without_speed = sum(state.needs_speed for state in states.values())
     console.print(
-        f"{sweep}: {asked_for} replicates asked for, {len(names)} begun ({shown or 'none'}), "
+        f"{sweep}: {asked_for} replicates asked for, {counts.total()} begun ({shown or 'none'}), "
         f"{without_speed} without speed"
     )
-    rows = []
-    for name, state in states.items():
-        row = {"status": state.status, "wall_seconds": state.end.get("wall_seconds"), "step": None}
-        if state.status == "running":
-            record = ledger.planned(name)
-            row |= {"step": _step(state), "steps": record.steps}
-            console.print(f"  running {label(record)}: step {row['step']} of {record.steps}")
-        elif state.status == "failed":
-            text = f"  failed {label(ledger.planned(name))}: {state.end.get('error')}"
-            console.print(text, markup=False)
-        rows.append(row)
-    eta_seconds = _eta_seconds(rows, asked_for)
+    for line in lines:
+        console.print(line, markup=False)
+    eta_seconds = _eta_seconds(counts, wall_seconds, shares, asked_for)
     if eta_seconds is not None:
         console.print(f"ETA {duration(eta_seconds)}")
 
@@ -74,13 +83,22 @@ def _step(state: ReplicateState) -> int | None:
     return int(event.get("step", 0))
 
 
-def _eta_seconds(rows: list[dict[str, Any]], asked_for: int) -> float | None:
-    """Remaining trials at the mean pace of the ended ones; null when nothing runs or has ended."""
-    running = [row for row in rows if row["status"] == "running"]
-    seconds = [row["wall_seconds"] for row in rows if row["wall_seconds"]]
-    if not running or not seconds:
+def _eta_seconds(
+    counts: Mapping[str, int],
+    wall_seconds: Sequence[float],
+    shares: Sequence[float],
+    asked_for: int,
+) -> float | None:
+    """Remaining trials at the mean pace of the ended ones; null when nothing runs or has ended.
+
+    Args:
+        counts: replicates by status.
+        wall_seconds: of the ended ones.
+        shares: of their steps that the running ones have done.
+        asked_for: replicates in all.
+    """
+    if not shares or not wall_seconds:
         return None
-    ended = sum(row["status"] in ("completed", "diverged", "failed") for row in rows)
-    started = sum((row["step"] or 0) / row["steps"] for row in running)
-    remaining = max(0.0, asked_for - ended - started)
-    return float(remaining * (sum(seconds) / len(seconds)) / len(running))
+    ended = sum(counts.get(status, 0) for status in ("completed", "diverged", "failed"))
+    remaining = max(0.0, asked_for - ended - sum(shares))
+    return remaining * (sum(wall_seconds) / len(wall_seconds)) / len(shares)

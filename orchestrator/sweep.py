@@ -5,6 +5,7 @@ retries of its own and no restore, because the journals are the record of what h
 never imports torch: only workers import `orchestrator.worker`.
 """
 
+import gc
 import json
 import tempfile
 import threading
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from orchestrator.worker import Baseline
 
 POLL_SECONDS = 2.0
+JOBS_PER_EXPERIMENT = 1000
+"""Tune keeps 33 kB of each trial until its experiment ends (measured), so that one of ten thousand
+would take 300 MB; the price is that its last trials leave devices idle once in a thousand."""
+
 OnTick = Callable[[], None]
 """Called every `POLL_SECONDS` while trials run."""
 
@@ -213,7 +218,19 @@ def _run_round(
     resources: Mapping[str, float],
     on_tick: OnTick | None,
 ) -> None:
-    """One Tune experiment over a list of jobs; a job whose worker died is journalled as such."""
+    """Run a list of jobs to their ends; a job whose worker died is journalled as such."""
+    for first in range(0, len(jobs), JOBS_PER_EXPERIMENT):
+        _run_experiment(plan, jobs[first : first + JOBS_PER_EXPERIMENT], resources, on_tick)
+        gc.collect()  # Tune's trials refer to each other
+
+
+def _run_experiment(
+    plan: Plan,
+    jobs: list[Job],
+    resources: Mapping[str, float],
+    on_tick: OnTick | None,
+) -> None:
+    """One Tune experiment over a list of jobs."""
     # Tune looks for its folder from every node of a cluster, and they share the root.
     place = plan.root if plan.is_on_cluster else None
     before = nodes() if plan.is_on_cluster else []
