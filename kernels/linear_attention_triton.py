@@ -388,7 +388,7 @@ def _gradients(
         reverse(_D_KEY, q=v, k=d_out, v=q, out=d_k, image=k)
         reverse(_D_VALUE, q=k, k=q, v=d_out, out=d_v, end=d_initial, end_z=d_initial_z)
     if HV > H:
-        d_q, d_k = (x.view(B, T, H, HV // H, K).sum(3) for x in (d_q, d_k))
+        d_q, d_k = (x.view(B, T, H, HV // H, K).sum(3).to(q.dtype) for x in (d_q, d_k))
     return d_q, d_k, d_v, d_initial, d_initial_z
 
 
@@ -420,11 +420,16 @@ def _allocate_gradients(
     cu_seqlens: Tensor | None,
     normalize: bool,  # noqa: FBT001 (private)
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients as the kernels write them: those of q and k per value head, to be summed."""
-    B, T, _, K = q.shape
+    """Gradients as the kernels write them: those of q and k per value head, to be summed.
+
+    In float32 where there are several to a head: those of a normalised read are large and cancel,
+    and each of them rounded put the sum beyond its tolerance.
+    """
+    B, T, H, K = q.shape
     HV, V = v.shape[2:]
     count = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    d_q, d_k = (q.new_empty((B, T, HV, K)) for _ in range(2))
+    dtype = q.dtype if HV == H else torch.float32
+    d_q, d_k = (q.new_empty((B, T, HV, K), dtype=dtype) for _ in range(2))
     d_initial = torch.empty((count, HV, K, V), dtype=torch.float32, device=v.device)
     shape = (count, HV, K) if normalize else (0,)
     d_initial_z = torch.empty(shape, dtype=torch.float32, device=v.device)

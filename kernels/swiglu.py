@@ -52,5 +52,10 @@ def swiglu(x: Float[Tensor, "*axes F2"]) -> Float[Tensor, "*axes F"]:
         raise ValueError(
             f"x has {x.shape[-1]} channels; expected an even number, the gate's and as many again"
         )
+    if torch.compiler.is_compiling():
+        # The compiler fuses both ways by itself, and breaks its graph at results written into
+        # halves of a tensor.
+        gate, up = x.chunk(2, -1)
+        return functional.silu(gate) * up
     out: Tensor = _SwiGLU.apply(x)
     return out

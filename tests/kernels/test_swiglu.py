@@ -37,3 +37,15 @@ def test_the_result_keeps_the_dtype() -> None:
 def test_an_odd_axis_is_refused() -> None:
     with pytest.raises(ValueError, match="5 channels"):
         swiglu(torch.ones(2, 5))
+
+
+def test_a_compiled_call_is_one_graph_with_the_same_gradient() -> None:
+    x = torch.randn(3, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    results = []
+    for call in (swiglu, torch.compile(swiglu, backend="aot_eager", fullgraph=True)):
+        leaf = x.clone().requires_grad_()
+        out = call(leaf)
+        results.append((out, *torch.autograd.grad(out.square().sum(), leaf)))
+    torch._dynamo.reset()
+    for eager, traced in zip(*results, strict=True):
+        torch.testing.assert_close(traced, eager)
