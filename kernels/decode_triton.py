@@ -20,12 +20,12 @@ from kernels.launcher import launch_kernel
 from kernels.tiles import device_of
 
 BLOCK_V = 32
-"""Columns of a program's part of the memory: rows of 128 bytes, one full line of L2. Log, "Decoding",
-2026-11-30: 16 and 64 columns are slower, 8 and 128 more so."""
+"""Columns of a program's part of the memory: rows of 128 bytes, one full line of L2. Log,
+"Decoding", 2026-11-30: 16 and 64 columns are slower, 8 and 128 more so."""
 
 NUMBERS_OF_A_WARP = 128 * BLOCK_V
-"""Of the memory, that one warp holds: 128 in each thread's registers. Two warps for as many take 5 to
-8 % longer, four 3 to 10 % (the same place)."""
+"""Of the memory, that one warp holds: 128 in each thread's registers. Two warps for as many take
+5 to 8 % longer, four 3 to 10 % (the same place)."""
 
 
 @triton.jit

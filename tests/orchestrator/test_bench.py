@@ -42,6 +42,8 @@ def test_training_steps_of_every_cell_are_timed_and_kept(
         (["kernels", "conf=quickstart"], "bench kernels takes no conf"),
         (["train"], "bench train takes conf=NAME"),
         (["kernels", "--op", "delta"], "'delta' is none of"),
+        (["kernels", "--tune", "--op", "delta"], "'delta' is none of"),
+        (["kernels", "--shape", "8x4096"], "'8x4096' is not of the form BxTxHxHVxKxV"),
         (["decode", "--op", "delta"], "'delta' is none of"),
         (["context", *TINY, "--length", "300"], "length 300: batch.tokens"),
     ],
