@@ -268,7 +268,7 @@ class RecurrentMixer(Mixer):
         return 2 * (matrices + filters) + self.heads.value_heads * self.rule_flops()
 
     def _convolve(
-        self, qkv: Tensor, state: MixerState | None, cu_seqlens: Tensor | None
+        self, qkv: Tensor, state: MixerState | None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         if state is None:
             return short_conv(qkv, self.conv.weight, cu_seqlens=cu_seqlens)
