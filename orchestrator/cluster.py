@@ -23,8 +23,6 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 # Training is what the machine is there for: 15, Ray's own, is for interactive machines.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# Workers that Ray starts ahead are never given to a trial, whose environment is another one.
-os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")
@@ -149,6 +147,8 @@ def _start_once(plan: Plan) -> None:
         logging_level=logging.ERROR,
         object_store_memory=OBJECT_STORE_BYTES,
         runtime_env={"env_vars": _environment(plan)},
+        # Workers started ahead are never given to a trial, whose environment is another one.
+        _system_config={"prestart_worker_first_driver": False},
     )
 
 
