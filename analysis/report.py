@@ -1,5 +1,6 @@
 """Writes a sweep's report: pages, figures, tables and claims, the same bytes every time."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +33,10 @@ class ReportResult:
     files: tuple[Path, ...]
     headline: dict[str, float | str]
     study: Study
+
+
+FILE_LIST = "files.txt"
+"""What a report wrote, one path a line, so that the next one removes these and nothing else."""
 
 
 def write_report(
@@ -73,6 +78,7 @@ def write_report(
     texts["claims.json"] = claims_text(study)
     texts["report.md"] = markdown_page(study)
     texts["index.html"] = html_page(study, provenance(study), findings(study), links)
+    texts[FILE_LIST] = "".join(f"{name}\n" for name in sorted({*contents, *texts, FILE_LIST}))
     contents |= {name: text.encode("utf-8") for name, text in texts.items()}
     return ReportResult(
         folder=place,
@@ -106,15 +112,21 @@ def _write(place: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
 
 
 def _replace(place: Path, contents: dict[str, bytes]) -> tuple[Path, ...]:
-    if (place / "claims.json").is_file():
-        for pattern in ("figures/*.png", "figures/*.svg", "tables/*.csv", "tables/*.tex"):
-            for old in place.glob(pattern):
-                old.unlink()
+    for old in _listed(place) - contents.keys():
+        (place / old).unlink(missing_ok=True)
     for name, content in contents.items():
         path = place / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return tuple(Path(name) for name in sorted(contents))
+
+
+def _listed(place: Path) -> set[str]:
+    """Figures and tables that an earlier report in `place` wrote, by its own list."""
+    path = place / FILE_LIST
+    names = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    # Whatever the list has become, nothing outside these two folders is removed.
+    return {name for name in names if re.fullmatch(r"(figures|tables)/[^/]+", name)}
 
 
 def headline(study: Study) -> dict[str, float | str]:

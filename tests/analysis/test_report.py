@@ -17,6 +17,7 @@ from analysis.study import analyse
 
 EXPECTED = {
     "claims.json",
+    "files.txt",
     "index.html",
     "report.md",
     "figures/pareto.png",
@@ -131,10 +132,14 @@ def test_old_figures_go_and_foreign_files_stay(made, tmp_path):
     first = write_report(folder, tmp_path / "out")
     assert (figures / "holiday.png").exists(), "a folder that is no report loses nothing"
     (figures / "pareto.png").rename(figures / "old.png")
+    with (first.folder / "files.txt").open("a", encoding="utf-8") as listed:
+        listed.write("figures/old.png\nfigures/../mine.txt\n../s/trials.parquet\n")
     (first.folder / "mine.txt").write_text("mine", encoding="utf-8")
     (figures / "mine.txt").write_text("mine", encoding="utf-8")
     write_report(folder, tmp_path / "out")
     assert not (figures / "old.png").exists()
+    assert (figures / "holiday.png").exists()
+    assert (folder / "trials.parquet").exists()
     assert (first.folder / "mine.txt").exists()
     assert (figures / "mine.txt").exists()
 
