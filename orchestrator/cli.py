@@ -224,6 +224,10 @@ def _plan(options: argparse.Namespace) -> int:
     from orchestrator.plan import plan_json
 
     plan = _make_plan(options)
+    if plan.data_folder is not None:
+        from orchestrator.readiness import refuse_unfit_data
+
+        refuse_unfit_data(plan)
     if plan.sweep.space is not None:
         from orchestrator.search_view import search_json, show_search
 

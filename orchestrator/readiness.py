@@ -103,7 +103,22 @@ def with_data(plan: Plan, console: Console) -> Plan:
                 raise ConfigError(unprepared(plan.sweep, plan.data))
             console.print(f"preparing the data set {plan.data.name}")
             folder = prepare(plan.data, plan.root).folder
-        dataset = open_dataset(folder)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    plan = replace(plan, data_folder=folder)
+    refuse_unfit_data(plan)
+    return plan
+
+
+def refuse_unfit_data(plan: Plan) -> None:
+    """Refuse prepared data that has fewer windows than some cell asks for.
+
+    Raises:
+        ConfigError: that, or data that does not match its manifest.
+    """
+    assert plan.data_folder is not None, "prepare it first"
+    try:
+        dataset = open_dataset(plan.data_folder)
         for seq_len, windows in {
             (cell.config.seq_len, cell.config.eval.windows) for cell in plan.sweep.cells
         }:
@@ -111,7 +126,6 @@ def with_data(plan: Plan, console: Console) -> Plan:
             evaluation_set(dataset, seq_len, windows)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return replace(plan, data_folder=folder)
 
 
 def refuse_other_data(plan: Plan) -> None:

@@ -54,3 +54,11 @@ def test_other_data_is_looked_at_before_anything_starts(monkeypatch, is_embedded
     ):
         begun.append("the block")
     assert begun == []
+
+
+def test_a_plan_refuses_more_windows_than_prepared_data_has(fake):
+    fake.write([1e-3], [0])
+    assert fake.call(verb="plan") == 0
+    assert fake.call("eval.windows=1_000_000", verb="plan") == 2
+    assert "eval.windows=1000000 must be between 1 and" in fake.said
+    assert not (fake.folder / "runs" / "fake").exists()
