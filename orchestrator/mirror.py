@@ -266,9 +266,13 @@ def _files(folder: Path, inside: str = "") -> Iterator[tuple[str, os.stat_result
 
 
 def _is_kept(path: str) -> bool:
-    """Whether a file belongs into the copy: none of one machine's own, none half written."""
-    name = path.rpartition("/")[2]
-    return not (path in OF_ONE_MACHINE or name.startswith(".") or path.startswith(f"{LEASES}/"))
+    """Whether a file belongs into the copy: none of one machine's own, none half written.
+
+    Nor one outside the folder: a store takes any name, such as `../x`, `a//x` or `/x`.
+    """
+    parts = path.split("/")
+    is_inside = all(part and not part.startswith(".") for part in parts)
+    return is_inside and path not in OF_ONE_MACHINE and parts[0] != LEASES
 
 
 def _is_checkpoint(path: str) -> bool:

@@ -148,6 +148,18 @@ def test_half_written_files_and_those_of_one_machine_stay_where_they_are(machine
     assert store.versions().keys() == {"report/index.html"}
 
 
+@pytest.mark.parametrize("path", ["../x.json", "replicates/../../x.json", "/x.json", "a//x.json"])
+def test_no_name_in_a_store_leads_out_of_the_folder(machine, store, monkeypatch, path):
+    folder, mirror = machine("one")
+    store.write("spec.json", b"{}")
+    honest = store.versions()
+    monkeypatch.setattr(store, "versions", lambda: {**honest, path: "1"})
+    monkeypatch.setattr(store, "download", lambda _, target: target.write_text("{}"))
+    assert mirror.fetch() == 1
+    assert kept(folder).keys() == {"spec.json"}
+    assert not (folder.parent / "x.json").exists()
+
+
 def test_what_changed_on_one_side_only_goes_to_the_other(machine, store):
     folder, mirror = machine("one")
     for path in ("trials.parquet", "curves.parquet"):
