@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import psutil
 
@@ -44,8 +44,13 @@ ORPHAN_GRACE_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
 NODE_PATIENCE_SECONDS = 120.0
 """How long a node has to answer; the first worker process on it takes seconds to start."""
-LOSS_PATIENCE_SECONDS = 10.0
-"""How long after the end of trials a node may still be found lost."""
+LOSS_PATIENCE_SECONDS = 90.0
+"""How long a node may neither answer nor be found lost.
+
+Ray's own checks, at their defaults, find one in 15 s where its process ended and in 65 s where its
+host is silent.
+"""
+ASK_SECONDS = 1.0
 
 Answer = TypeVar("Answer")
 
@@ -206,16 +211,25 @@ def nodes() -> list[Node]:
 
 
 def lost_since(before: Sequence[Node]) -> bool:
-    """Whether one of these nodes is gone, as it may take Ray seconds to see.
+    """Whether one of these nodes is gone.
 
-    What Ray says of a worker on a lost node does not tell: a closed socket, or a dead process.
+    What Ray says of a worker on a lost node does not tell: a closed socket, or a dead process. And
+    Ray lists a node as living until it has missed several checks. So each is asked, which ends with
+    its answer or with its name gone from the list.
     """
     names = {node.node_id for node in before}
+    asked = {_ask_node(node, _own_pid): node for node in before}
     deadline = time.monotonic() + LOSS_PATIENCE_SECONDS
     while not (is_lost := bool(names - {node.node_id for node in nodes()})):
-        if time.monotonic() > deadline:
+        if not asked or time.monotonic() > deadline:
             break
-        time.sleep(1.0)
+        for reference in ray.wait(list(asked), timeout=ASK_SECONDS)[0]:
+            node = asked.pop(reference)
+            try:
+                ray.get(reference)
+            except ray.exceptions.RayError:
+                time.sleep(ASK_SECONDS)
+                asked[_ask_node(node, _own_pid)] = node
     return is_lost
 
 
@@ -308,13 +322,7 @@ def on_each_node(
     Raises:
         ConfigError: a node that does not answer in `NODE_PATIENCE_SECONDS`.
     """
-    task = ray.remote(ask)
-    asked = [
-        task.options(
-            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        ).remote(*arguments)
-        for node in found
-    ]
+    asked = [_ask_node(node, ask, *arguments) for node in found]
     answers = []
     for node, reference in zip(found, asked, strict=True):
         try:
@@ -323,6 +331,12 @@ def on_each_node(
             last = str(error).strip().splitlines()[-1]
             raise ConfigError(f"node {node.host} cannot run a task ({last})") from None
     return answers
+
+
+def _ask_node(node: Node, ask: Callable[..., Answer], *arguments: Any) -> ray.ObjectRef[Answer]:
+    strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    task = ray.remote(ask).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
+    return cast("ray.ObjectRef[Answer]", task.remote(*arguments))
 
 
 def reap_orphans(plan: Plan) -> int:

@@ -91,6 +91,12 @@ def slow(config):
     time.sleep(3600)
 
 
+def held(config):
+    """Until the test lets it go, by a file `go` beside the script."""
+    while not Path(os.environ["SEEDFRONT_TEST_SCRIPT"]).with_name("go").exists():
+        time.sleep(0.02)
+
+
 def hang(config):
     """Where Python code cannot be interrupted: one call into C that no signal ends."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
@@ -105,6 +111,7 @@ MISHAPS = {
     "killed": killed,
     "terminated": terminated,
     "slow": slow,
+    "held": held,
     "hang": hang,
 }
 

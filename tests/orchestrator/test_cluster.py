@@ -30,7 +30,9 @@ def test_what_names_no_cluster_is_refused(values, sentence):
 
 @pytest.mark.ray
 def test_a_lost_node_costs_no_replicate(fake, monkeypatch):
-    fake.write([1e-3, 3e-3], [0, 1, 2], step_seconds=0.05, checkpoint_every=5)
+    # No trial ends before the loss, however late the second node's worker comes.
+    held = {"when": {}, "at_step": 7, "what": "held"}
+    fake.write([1e-3, 3e-3], [0, 1, 2], checkpoint_every=5, mishaps=[held])
     for name, value in (
         ("PYTHONPATH", str(CHECKOUT)),
         ("SEEDFRONT_TEST_TRAINER", str(TRAINER)),
@@ -58,8 +60,10 @@ def test_a_lost_node_costs_no_replicate(fake, monkeypatch):
         has_ended = threading.Event()
 
         def lose():
-            fake.wait_for(lambda: has_ended.is_set() or (len(fake.workers()) == 2 and fake.begun()))
+            fake.wait_for(lambda: has_ended.is_set() or len(fake.workers()) == 2)
             cluster.remove_node(lost, allow_graceful=False)
+            fake.wait_for(lambda: has_ended.is_set() or len(fake.workers()) == 1)
+            (fake.folder / "go").touch()
 
         with ThreadPoolExecutor(1) as pool:
             losing = pool.submit(lose)
