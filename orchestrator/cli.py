@@ -283,7 +283,7 @@ def _status(options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(json.dumps(status_json(root, options.sweep)) + "\n")
     else:
-        show_status(root, options.sweep, _console())
+        show_status(root, options.sweep, sys.stdout)
     return 0
 
 

@@ -4,14 +4,18 @@ Apart from `display`, which needs all of a plan: `status` answers at once.
 """
 
 import sys
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from orchestrator.records import TrialRecord
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-def make_console() -> Console:
+
+def make_console() -> "Console":
     """Standard output; long lines are left whole where it is no terminal."""
+    from rich.console import Console  # noqa: PLC0415 - slow to load, and `status` does without
+
     return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200)
 
 

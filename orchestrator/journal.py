@@ -24,8 +24,7 @@ POINT_KEYS = ("step", "tokens")
 """What a `step` event must hold to be a point of a curve."""
 
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-NON_FINITE_MARKS = (b'"nan"', b'inf"')
-"""What a line with such a number holds; most hold none and are taken as they are."""
+_decode = json.JSONDecoder().decode  # without the guess at an encoding that `json.loads` makes
 
 
 class Journal:
@@ -73,9 +72,9 @@ def _decoded(event: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+def read_events(path: Path | str, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     """Complete events of a journal from a byte offset on, and the offset after the last of them."""
-    with path.open("rb") as file:
+    with open(path, "rb") as file:
         file.seek(offset)
         data = file.read()
     end = data.rfind(b"\n") + 1
@@ -85,22 +84,23 @@ def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """The event of a line; None for one that a dying process tore."""
     try:
-        event = json.loads(line)
+        event = _decode(line.decode())
     except ValueError:
         return None
     if not isinstance(event, dict) or "event" not in event:
         return None
     if event["event"] == "step" and not all(isinstance(event.get(k), int) for k in POINT_KEYS):
         return None
-    return _decoded(event) if any(mark in line for mark in NON_FINITE_MARKS) else event
+    # Most lines hold no such number and are taken as they are.
+    return _decoded(event) if b'"nan"' in line or b'inf"' in line else event
 
 
-def last_event(path: Path) -> dict[str, Any] | None:
+def last_event(path: Path | str) -> dict[str, Any] | None:
     """The last complete event of a journal, without reading all of it."""
     # Without Python's file objects, which cost more than reading: there are thousands of journals.
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        size = os.fstat(descriptor).st_size
+        size = os.lseek(descriptor, 0, os.SEEK_END)
         for length in TAIL_BYTES:
             begin = max(0, size - length)
             event = _last_in(os.pread(descriptor, length, begin), is_whole=begin == 0)
@@ -125,10 +125,10 @@ def _last_in(data: bytes, *, is_whole: bool) -> dict[str, Any] | None:
     return None
 
 
-def opening(path: Path) -> dict[str, Any]:
+def opening(path: Path | str) -> dict[str, Any]:
     """What a journal's `claim` and `start` events say together; empty for a torn first line."""
     facts: dict[str, Any] = {}
-    with path.open("rb") as file:
+    with open(path, "rb") as file:
         for line in itertools.islice(file, 2):
             event = _parsed(line)
             if event is not None and event["event"] in ("claim", "start"):
@@ -136,13 +136,13 @@ def opening(path: Path) -> dict[str, Any]:
     return facts
 
 
-def damaged_lines(path: Path) -> list[int]:
+def damaged_lines(path: Path | str) -> list[int]:
     """Numbers, from 1, of lines that cannot be read although nothing was killed while writing them.
 
     A process that is killed tears the last line that it wrote: the file's last one, or the one
     before the `end` that was written for it.
     """
-    lines = path.read_bytes().splitlines()
+    lines = Path(path).read_bytes().splitlines()
     numbers = [n for n, line in enumerate(lines, start=1) if _parsed(line) is None]
     torn = {len(lines)}
     if lines and (_parsed(lines[-1]) or {}).get("event") == "end":

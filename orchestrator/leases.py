@@ -21,11 +21,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
-
-import psutil
+from typing import TYPE_CHECKING, Any, TextIO
 
 from orchestrator.errors import LedgerError
+
+if TYPE_CHECKING:
+    import psutil
 
 HEARTBEAT_SECONDS = 5.0
 LEASE_SECONDS = 60.0
@@ -59,6 +60,8 @@ def process_started(pid: int) -> str | None:
 
 def _started_elsewhere(pid: int) -> str | None:
     """The same without /proc."""
+    import psutil  # noqa: PLC0415 - slow to load, and `status` does without
+
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
@@ -74,8 +77,10 @@ def is_alive(facts: dict[str, Any]) -> bool:
     return started is not None and started == facts.get("process_started")
 
 
-def living(claims: Iterable[dict[str, Any]]) -> list[psutil.Process]:
+def living(claims: Iterable[dict[str, Any]]) -> list["psutil.Process"]:
     """The processes of this host that gave these `process_facts` and still run."""
+    import psutil  # noqa: PLC0415 - slow to load, and `status` does without
+
     processes = []
     for facts in claims:
         with contextlib.suppress(psutil.NoSuchProcess):

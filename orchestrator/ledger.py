@@ -30,8 +30,8 @@ class ReplicateState:
     """What the journals say about one replicate, curves aside.
 
     Attributes:
-        attempts: journals of loss trials, oldest first.
-        speed_attempts: journals of speed measurements, oldest first.
+        attempts: paths of the journals of loss trials, oldest first.
+        speed_attempts: the same of speed measurements.
         status: one of `orchestrator.records.STATUSES`.
         failure_class: of a failed or diverged last attempt.
         end: the last attempt's `end` event.
@@ -40,8 +40,8 @@ class ReplicateState:
         is_paused: whether the last attempt stopped where it was told to, to be continued.
     """
 
-    attempts: tuple[Path, ...] = ()
-    speed_attempts: tuple[Path, ...] = ()
+    attempts: tuple[str, ...] = ()
+    speed_attempts: tuple[str, ...] = ()
     status: str = "pending"
     failure_class: str | None = None
     end: dict[str, Any] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Ledger:
         folder = self.replicate_folder(replicate_id)
         attempts, speeds = _journals(str(folder))
         journals = attempts if kind == "attempt" else speeds
-        last = int(journals[-1].stem.rpartition("-")[2]) if journals else 0
+        last = int(Path(journals[-1]).stem.rpartition("-")[2]) if journals else 0
         return folder / f"{kind}-{last + 1:04d}.jsonl"
 
     def state(self, replicate_id: str, *, without_start: bool = False) -> ReplicateState:
@@ -144,7 +144,7 @@ class Ledger:
         untried = ReplicateState()
         return {n: self.state(n) if n in on_disk else untried for n in replicate_ids}
 
-    def curve(self, replicate_id: str, attempts: tuple[Path, ...]) -> list[CurvePoint]:
+    def curve(self, replicate_id: str, attempts: tuple[str, ...]) -> list[CurvePoint]:
         """Each logged step once: the value that was journalled first.
 
         An attempt that continues from a checkpoint trains some steps again; on a CPU their values
@@ -233,10 +233,10 @@ SPEED_COLUMNS = (
 """Columns that only the speed lane fills."""
 
 
-def _journals(folder: str) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+def _journals(folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Journals of a replicate, of its loss trials and of its speed measurements, oldest first.
 
-    Called for every replicate of a sweep, so it makes no more paths than it returns.
+    Paths are texts: for the thousands of a sweep, `Path` takes as long as listing the folders.
     """
     try:
         names = sorted(os.listdir(folder))
@@ -246,13 +246,13 @@ def _journals(folder: str) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     for name in names:
         if name.endswith(".jsonl"):
             if name.startswith("attempt-"):
-                attempts.append(Path(f"{folder}/{name}"))
+                attempts.append(f"{folder}/{name}")
             elif name.startswith("speed-"):
-                speeds.append(Path(f"{folder}/{name}"))
+                speeds.append(f"{folder}/{name}")
     return tuple(attempts), tuple(speeds)
 
 
-def _completed(path: Path) -> dict[str, Any]:
+def _completed(path: str) -> dict[str, Any]:
     end = last_event(path) or {}
     return end if end.get("event") == "end" and end.get("status") == "completed" else {}
 

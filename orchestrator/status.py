@@ -3,9 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
+from typing import Any, TextIO
 
 from orchestrator.console import duration, label
 from orchestrator.journal import last_event
@@ -42,10 +40,14 @@ def status_json(root: Path, sweep: str) -> dict[str, Any]:
     }
 
 
-def show_status(root: Path, sweep: str, console: Console) -> None:
-    """Print the counts, the running trials and the expected end.
+def show_status(root: Path, sweep: str, out: TextIO) -> None:
+    """Write the counts, the running trials and the expected end.
 
-    Reads no more of an ended trial than its end, so that it answers while thousands have ended.
+    Reads no more of an ended trial than its end, and loads nothing that plain text doesn't need, so
+    that it answers at once where thousands have ended.
+
+    Raises:
+        LedgerError: there is no such sweep under the root.
     """
     ledger = Ledger(root, sweep)
     asked_for = int(ledger.spec()["replicates"])
@@ -65,15 +67,14 @@ def show_status(root: Path, sweep: str, console: Console) -> None:
         elif state.status == "failed":
             lines.append(f"  failed {label(ledger.planned(name))}: {state.end.get('error')}")
     shown = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    console.print(
+    out.write(
         f"{sweep}: {asked_for} replicates asked for, {counts.total()} begun ({shown or 'none'}), "
-        f"{without_speed} without speed"
+        f"{without_speed} without speed\n"
     )
-    for line in lines:
-        console.print(line, markup=False)
+    out.writelines(f"{line}\n" for line in lines)
     eta_seconds = _eta_seconds(counts, wall_seconds, shares, asked_for)
     if eta_seconds is not None:
-        console.print(f"ETA {duration(eta_seconds)}")
+        out.write(f"ETA {duration(eta_seconds)}\n")
 
 
 def _step(state: ReplicateState) -> int | None:

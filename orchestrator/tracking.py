@@ -116,7 +116,7 @@ class MlflowView:
         self._described: set[str] = set()
         self._synced: dict[str, str] = {}
         self._steps: dict[str, int] = {}
-        self._offsets: dict[Path, int] = {}
+        self._offsets: dict[str, int] = {}
 
     @_reaching_the_store
     def open(self, params: dict[str, Any], provenance: Provenance) -> str:

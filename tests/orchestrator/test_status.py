@@ -2,9 +2,10 @@
 
 import io
 import json
+import subprocess
+import sys
 
 import pytest
-from rich.console import Console
 
 from orchestrator.journal import TAIL_BYTES, Journal, last_event
 from orchestrator.leases import process_facts
@@ -61,7 +62,7 @@ def ledger(tmp_path):
 
 def test_status_counts_and_names_what_runs_and_what_failed(ledger):
     said = io.StringIO()
-    show_status(ledger.folder.parent, "demo", Console(file=said, width=200))
+    show_status(ledger.folder.parent, "demo", said)
     assert said.getvalue().splitlines() == [
         "demo: 6 replicates asked for, 5 begun (2 completed, 1 diverged, 1 failed, 1 running), "
         "2 without speed",
@@ -69,6 +70,15 @@ def test_status_counts_and_names_what_runs_and_what_failed(ledger):
         "  running softmax pure adamw lr=0.001 seed 4: step 4 of 10",
         "ETA 48 s",  # 1.6 trials are left, ended ones took 30 s in the mean, one runs
     ]
+
+
+def test_status_loads_nothing_that_takes_longer_than_reading_thousands_of_journals(ledger):
+    call = f"main(['status', 'demo', '--root', {str(ledger.folder.parent)!r}])"
+    code = f"import sys; from orchestrator.cli import main; {call}; print(*sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    *lines, loaded = said.stdout.splitlines()
+    assert lines[0].startswith("demo: 6 replicates asked for, 5 begun")
+    assert not {"rich", "psutil", "hydra", "pyarrow", "numpy"} & set(loaded.split())
 
 
 def test_status_as_json_says_the_same(ledger):
@@ -89,6 +99,6 @@ def test_the_last_whole_event_is_found_however_long_it_is(tmp_path, characters, 
 
 def test_a_journal_without_a_whole_event_has_no_last_one(tmp_path):
     path = tmp_path / "attempt-0001.jsonl"
-    for text in ("", "\n\n", '{"event": "cl', "not json\n", "[1]\n\n"):
-        path.write_text(text)
+    for data in (b"", b"\n\n", b'{"event": "cl', b"not json\n", b"[1]\n\n", b'{"event": "\xff"}\n'):
+        path.write_bytes(data)
         assert last_event(path) is None
