@@ -31,25 +31,26 @@ class _ConvSilu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, weight: Tensor) -> Tensor:
-        length = padded.shape[1] - weight.shape[1] + 1
-        total = padded[:, :length] * weight[:, 0]
-        for tap in range(1, weight.shape[1]):
-            total.addcmul_(padded[:, tap : tap + length], weight[:, tap])
-        ctx.save_for_backward(padded, weight, total)
+        # One row for each tap: products with a strided column take a processor four times as long.
+        taps = weight.T.contiguous()
+        length = padded.shape[1] - len(taps) + 1
+        total = padded[:, :length] * taps[0]
+        for first, tap in enumerate(taps[1:], 1):
+            total.addcmul_(padded[:, first : first + length], tap)
+        ctx.save_for_backward(padded, taps, total)
         return functional.silu(total)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor]:
-        padded, weight, total = ctx.saved_tensors
+        padded, taps, total = ctx.saved_tensors
         d_total = torch.ops.aten.silu_backward(d_out, total)
-        d_padded, d_weight = torch.zeros_like(padded), torch.empty_like(weight)
-        length = total.shape[1]
-        for tap in range(weight.shape[1]):
-            rows = slice(tap, tap + length)
-            d_padded[:, rows].addcmul_(d_total, weight[:, tap])
-            d_weight[:, tap] = (d_total * padded[:, rows]).sum((0, 1))
-        return d_padded, d_weight
+        d_padded, d_taps = torch.zeros_like(padded), torch.empty_like(taps)
+        for first, tap in enumerate(taps):
+            rows = slice(first, first + total.shape[1])
+            d_padded[:, rows].addcmul_(d_total, tap)
+            d_taps[first] = (d_total * padded[:, rows]).sum((0, 1))
+        return d_padded, d_taps.T
 
 
 def short_conv(
