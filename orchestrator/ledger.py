@@ -12,6 +12,7 @@
 The journals (`orchestrator.journal`) are the record; Parquet and MLflow are made from them.
 """
 
+import difflib
 import json
 import os
 from collections.abc import Iterable
@@ -213,7 +214,7 @@ class Ledger:
         try:
             loaded = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise LedgerError(f"no sweep {self.sweep!r} under {self.folder.parent}") from None
+            raise LedgerError(_no_sweep(self.sweep, self.folder.parent)) from None
         except (OSError, ValueError) as error:
             raise LedgerError(f"{path} cannot be read ({error})") from None
         return dict(loaded)
@@ -272,3 +273,13 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def _no_sweep(name: str, root: Path) -> str:
+    """A sentence with the sweeps that are there, those of a like name first."""
+    there = sorted(path.parent.name for path in root.glob("*/spec.json"))
+    near = difflib.get_close_matches(name.removeprefix("conf="), there, n=3, cutoff=0.4)
+    shown = ", ".join(near or there[:3])
+    known = f"; there is {shown}" if shown else ", nor any other"
+    rule = "; a sweep is named without conf=" if name.startswith("conf=") else ""
+    return f"no sweep {name!r} under {root}{known}{rule}"

@@ -241,3 +241,14 @@ def test_an_unreadable_description_is_named(ledger):
     path.write_text("{")
     with pytest.raises(LedgerError, match=r"config\.json cannot be read"):
         ledger.planned("cabc-s0")
+
+
+def test_a_sweep_that_is_not_there_is_named_beside_those_that_are(tmp_path):
+    with pytest.raises(LedgerError, match=r"no sweep 'wide' under .*, nor any other$"):
+        Ledger(tmp_path, "wide").spec()
+    for name in ("wide", "narrow"):
+        Ledger(tmp_path, name).write_spec({})
+    with pytest.raises(LedgerError, match=r"no sweep 'wdie' under .*; there is wide$"):
+        Ledger(tmp_path, "wdie").spec()
+    with pytest.raises(LedgerError, match=r"; there is wide; a sweep is named without conf=$"):
+        Ledger(tmp_path, "conf=wide").spec()
