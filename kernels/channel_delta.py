@@ -30,7 +30,7 @@ from torch import Tensor
 from kernels import reference
 from kernels.channel_decay import channel_decay
 from kernels.chunk_layout import ChunkedInputs
-from kernels.delta_chunks import delta_chunks
+from kernels.delta_chunks import ChunkFactors, delta_chunks
 from kernels.dispatch import Rule, call_delta_rule
 
 # Axis letters: B batch, T time, H heads, K key dim, V value dim, C position in a chunk, Z chunks
@@ -67,7 +67,7 @@ def _chunked(
     entering, leaving, (read_gram, erase_gram) = channel_decay(
         inputs.split_gate(log_decay), k_ZCK, q_ZCK, erased_ZCK
     )
-    out, final, residual = delta_chunks(
+    factors = ChunkFactors(
         erase=erase_gram,
         read=read_gram,
         targets=inputs.split_gate(write) * inputs.v,
@@ -75,10 +75,13 @@ def _chunked(
         queries=q_ZCK * entering,
         write_keys=k_ZCK * leaving,
         retention=entering[:, -1, :, None],
-        initial=inputs.initial,
-        active=inputs.active,
     )
-    return inputs.join(out, v.dtype), inputs.join_states(final), inputs.join(residual, v.dtype)
+    out, final, residual = delta_chunks(factors, inputs.initial, inputs.chunks.active)
+    return (
+        inputs.join(out, v.dtype),
+        inputs.chunks.join_states(final),
+        inputs.join(residual, v.dtype),
+    )
 
 
 def _chunked_kimi(

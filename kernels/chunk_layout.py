@@ -114,22 +114,75 @@ class ChunkLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadChunks:
+    """The chunks of one call for each value head; a `join` undoes its `split` and is its adjoint.
+
+    Attributes:
+        layout: where the tokens go.
+        heads: HV.
+        group: value heads of each key head.
+    """
+
+    layout: ChunkLayout
+    heads: int
+    group: int
+
+    @classmethod
+    def of(cls, q: Tensor, v: Tensor, cu_seqlens: Tensor | None, size: int | None) -> "HeadChunks":
+        """Of q `[B, T, H, K]` and v `[B, T, HV, V]`, in chunks of `size` or `chunk_size(K)`."""
+        (B, T, H, K), HV = q.shape, v.shape[2]
+        layout = ChunkLayout.of(B, T, cu_seqlens, chunk_size(K) if size is None else size)
+        return cls(layout, HV, HV // H)
+
+    @property
+    def active(self) -> list[int]:
+        """Number of chains of the scan at each step: sequences times value heads."""
+        return [count * self.heads for count in self.layout.active]
+
+    def split(self, x: Tensor) -> Tensor:
+        """`[B, T, HV, D]` or a gate `[B, T, HV]` as chunks `[Z, C, D or 1]`."""
+        return self.layout.split(x[..., None] if x.ndim == 3 else x)
+
+    def join(self, x: Tensor) -> Tensor:
+        """Chunks `[Z, C, D]` as `[B, T, HV, D]`."""
+        return self.layout.join(x, self.heads)
+
+    def per_value_head(self, x: Tensor) -> Tensor:
+        """`[N · H, ...]` as `[Z, ...]`: that of its key head for each value head."""
+        return x if self.group == 1 else x.repeat_interleave(self.group, 0)
+
+    def split_keys(self, x: Tensor) -> Tensor:
+        """Queries or keys `[B, T, H, K]` as chunks `[Z, C, K]`."""
+        return self.per_value_head(self.layout.split(x))
+
+    def join_key_gradients(self, d_x: Tensor) -> Tensor:
+        """Gradients `[Z, C, K]` as `[B, T, H, K]`, those of a key head's value heads summed."""
+        if self.group > 1:
+            d_x = d_x.unflatten(0, (-1, self.group)).sum(1)
+        return self.layout.join(d_x, self.heads // self.group)
+
+    def split_states(self, states: Tensor) -> Tensor:
+        """States `[sequences, HV, K, V]` as `[sequences · HV, K, V]`, in the order of the scan."""
+        return self.layout.sort_states(states).flatten(0, 1)
+
+    def join_states(self, states: Tensor) -> Tensor:
+        """States `[sequences · HV, K, V]` as `[sequences, HV, K, V]`, in the caller's order."""
+        return self.layout.unsort_states(states.unflatten(0, (-1, self.heads)))
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkedInputs:
     """q, k and v of one call, cut into chunks, in the dtype of the arithmetic.
 
     Attributes:
-        layout: where the tokens went.
-        heads: HV.
-        group: value heads of each key head.
+        chunks: where the tokens went.
         q: the scaled queries `[N · H, C, K]`.
         k: the keys `[N · H, C, K]`.
         v: the values `[Z, C, V]`.
         initial: the states at the start `[sequences · HV, K, V]`, in the order of the scan.
     """
 
-    layout: ChunkLayout
-    heads: int
-    group: int
+    chunks: HeadChunks
     q: Tensor
     k: Tensor
     v: Tensor
@@ -149,36 +202,24 @@ class ChunkedInputs:
         size: int | None,
     ) -> "ChunkedInputs":
         """Cuts q, k `[B, T, H, K]` and v `[B, T, HV, V]`; an absent initial state is zero."""
-        dtype = state_dtype(v.dtype)
-        (B, T, H, K), (HV, V) = q.shape, v.shape[2:]
-        layout = ChunkLayout.of(B, T, cu_seqlens, chunk_size(K) if size is None else size)
-        q, k, v = (layout.split(x.to(dtype)) for x in (q, k, v))
+        dtype, chunks = state_dtype(v.dtype), HeadChunks.of(q, v, cu_seqlens, size)
+        q, k, v = (chunks.layout.split(x.to(dtype)) for x in (q, k, v))
         if qk_l2norm:
             q, k = l2_norm(q), l2_norm(k)
         if initial_state is None:
-            initial = v.new_zeros(layout.active[0] * HV, K, V)
+            initial = v.new_zeros(chunks.active[0], q.shape[-1], v.shape[-1])
         else:
-            initial = layout.sort_states(initial_state).reshape(-1, K, V)
-        return cls(layout, HV, HV // H, q * scale, k, v, initial)
-
-    @property
-    def active(self) -> list[int]:
-        """Number of chains of the scan at each step: sequences times value heads."""
-        return [count * self.heads for count in self.layout.active]
+            initial = chunks.split_states(initial_state)
+        return cls(chunks, q * scale, k, v, initial)
 
     def split_gate(self, gate: Tensor) -> Tensor:
         """A gate `[B, T, HV]` or `[B, T, HV, D]` as chunks `[Z, C, 1 or D]`."""
-        gate = gate[..., None] if gate.ndim == 3 else gate
-        return self.layout.split(gate.to(self.v.dtype))
+        return self.chunks.split(gate.to(self.v.dtype))
 
     def per_value_head(self, x: Tensor) -> Tensor:
         """`[N · H, ...]` as `[Z, ...]`: that of its key head for each value head."""
-        return x if self.group == 1 else x.repeat_interleave(self.group, 0)
+        return self.chunks.per_value_head(x)
 
     def join(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Chunks `[Z, C, V]` as `[B, T, HV, V]` of `dtype`."""
-        return self.layout.join(x, self.heads).to(dtype)
-
-    def join_states(self, states: Tensor) -> Tensor:
-        """States `[sequences · HV, K, V]` as `[sequences, HV, K, V]`, in the caller's order."""
-        return self.layout.unsort_states(states.unflatten(0, (-1, self.heads)))
+        return self.chunks.join(x).to(dtype)

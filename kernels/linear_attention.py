@@ -100,9 +100,11 @@ def _chunked(
         size=size,
     )
     read, queries, keys, retention = _factors(inputs, log_decay)
-    entering, final = scan_states(retention, keys.mT @ inputs.v, inputs.initial, inputs.active)
+    entering, final = scan_states(
+        retention, keys.mT @ inputs.v, inputs.initial, inputs.chunks.active
+    )
     out = inputs.join(torch.baddbmm(queries @ entering, read, inputs.v), dtype)
-    state = inputs.join_states(final)
+    state = inputs.chunks.join_states(final)
     if not normalize:
         return out.to(v.dtype), state
     out = out[..., :-1] / (out[..., -1:] + eps)
@@ -121,8 +123,8 @@ def _factors(
     if log_decay is None:
         return read.tril(), q_ZCK, k_ZCK, read.new_ones(len(read), 1, 1)
     between, entering = scalar_factors(inputs.split_gate(log_decay)[..., 0])
-    entering_ZC1, leaving_ZC1 = entering[..., None], between[:, -1, :, None]
-    return read * between, q_ZCK * entering_ZC1, k_ZCK * leaving_ZC1, entering_ZC1[:, -1:]
+    leaving_ZC1 = between[:, -1, :, None]
+    return read * between, q_ZCK * entering, k_ZCK * leaving_ZC1, entering[:, -1:]
 
 
 def _triton(

@@ -59,22 +59,31 @@ class _RMSNorm(torch.autograd.Function):
         return d_x, products.sum(0), None
 
 
+def unit_vectors(x: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """`l2_norm` of x in its own dtype, and r `[..., 1]`."""
+    inverse = (x.square().sum(-1, keepdim=True) + eps).rsqrt_()
+    return x * inverse, inverse
+
+
+def unit_gradient(d_unit: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
+    """The gradient of what `unit_vectors` took, from that of its result."""
+    along = (d_unit * unit).sum(-1, keepdim=True)
+    return torch.addcmul(d_unit, unit, along, value=-1).mul_(inverse)
+
+
 class _L2Norm(torch.autograd.Function):
     """`l2_norm` in the arithmetic's own dtype; see the head of this file."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        inverse = (x.square().sum(-1, keepdim=True) + eps).rsqrt_()
-        unit = x * inverse
+        unit, inverse = unit_vectors(x, eps)
         ctx.save_for_backward(unit, inverse)
         return unit
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_unit: Tensor) -> tuple[Tensor, None]:
-        unit, inverse = ctx.saved_tensors
-        along = (d_unit * unit).sum(-1, keepdim=True)
-        return torch.addcmul(d_unit, unit, along, value=-1).mul_(inverse), None
+        return unit_gradient(d_unit, *ctx.saved_tensors), None
 
 
 def _rms_normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:

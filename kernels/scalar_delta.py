@@ -24,65 +24,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from kernels import reference
-from kernels.chunk_layout import ChunkedInputs
-from kernels.delta_chunks import delta_chunks
 from kernels.dispatch import Rule, call_delta_rule
-from kernels.scalar_decay import scalar_factors
-
-# Axis letters: B batch, T time, H heads, K key dim, V value dim, C position in a chunk, Z chunks
-# of all sequences · HV.
-
-
-def _chunked(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    beta: Tensor,
-    log_decay: Tensor | None = None,
-    scale: float,
-    initial_state: Tensor | None,
-    qk_l2norm: bool = False,
-    cu_seqlens: Tensor | None = None,
-    size: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(out, final_state, residual) of the gated delta rule, or the delta rule without decay."""
-    inputs = ChunkedInputs.of(
-        q,
-        k,
-        v,
-        scale=scale,
-        initial_state=initial_state,
-        cu_seqlens=cu_seqlens,
-        qk_l2norm=qk_l2norm,
-        size=size,
-    )
-    beta_ZC1 = inputs.split_gate(beta)
-    k_ZCK, q_ZCK = inputs.per_value_head(inputs.k), inputs.per_value_head(inputs.q)
-    erase = inputs.per_value_head(inputs.k @ inputs.k.mT) * beta_ZC1
-    read = inputs.per_value_head(inputs.q @ inputs.k.mT)
-    erase_keys, write_keys, retention = beta_ZC1 * k_ZCK, k_ZCK, None
-    if log_decay is None:
-        read = read.tril()
-    else:
-        between, entering = scalar_factors(inputs.split_gate(log_decay)[..., 0])
-        entering_ZC1 = entering[..., None]
-        erase, read = erase * between, read * between
-        erase_keys, q_ZCK = erase_keys * entering_ZC1, q_ZCK * entering_ZC1
-        write_keys = k_ZCK * between[:, -1, :, None]
-        retention = entering_ZC1[:, -1:]
-    out, final, residual = delta_chunks(
-        erase=erase,
-        read=read,
-        targets=beta_ZC1 * inputs.v,
-        erase_keys=erase_keys,
-        queries=q_ZCK,
-        write_keys=write_keys,
-        retention=retention,
-        initial=inputs.initial,
-        active=inputs.active,
-    )
-    return inputs.join(out, v.dtype), inputs.join_states(final), inputs.join(residual, v.dtype)
+from kernels.scalar_delta_chunked import scalar_delta_chunked
 
 
 def _triton(
@@ -115,14 +58,14 @@ def _triton(
 
 DELTA_RULE: dict[str, Rule] = {
     "reference": reference.delta_rule,
-    "chunked": _chunked,
+    "chunked": scalar_delta_chunked,
     "triton": _triton,
 }
 """The implementations of `delta_rule`."""
 
 GATED_DELTA_RULE: dict[str, Rule] = {
     "reference": reference.gated_delta_rule,
-    "chunked": _chunked,
+    "chunked": scalar_delta_chunked,
     "triton": _triton,
 }
 """The implementations of `gated_delta_rule`."""

@@ -11,11 +11,11 @@ from torch.autograd.function import once_differentiable
 # `ChunkLayout`: the first chunk of every sequence, then every second one, and so on.
 
 
-def _advanced(transition: Tensor, state: Tensor, update: Tensor) -> Tensor:
-    """One step of the chain; a transition of one column is a diagonal matrix."""
+def _advance(state: Tensor, transition: Tensor, update: Tensor) -> Tensor:
+    """The next state, written over the update; a transition of one column is a diagonal matrix."""
     if transition.shape[-1] == 1:
-        return torch.addcmul(update, transition, state)
-    return torch.baddbmm(update, transition, state)
+        return update.addcmul_(transition, state)
+    return update.baddbmm_(transition, state)
 
 
 def scan_forward(
@@ -25,21 +25,17 @@ def scan_forward(
 
     Args:
         transitions: A `[Z, K, K]`, or `[Z, K or 1, 1]` for diagonal ones.
-        updates: B `[Z, K, V]`.
+        updates: B `[Z, K, V]`; written over with the states after the chunks.
         initial: the first state of every chain `[active[0], K, V]`.
         active: number of chains at each step; never increases, sums to Z.
     """
-    entering, final = torch.empty_like(updates), torch.empty_like(initial)
-    state, start = initial, 0
-    for count, next_count in zip(active, [*active[1:], 0], strict=True):
-        rows = slice(start, start + count)
-        entering[rows] = state
-        state = _advanced(transitions[rows], state, updates[rows])
-        if next_count < count:
-            final[next_count:count] = state[next_count:]
-            state = state[:next_count]
-        start += count
-    return entering, final
+    state, after, still_active = initial, updates.split(active), [*active[1:], 0]
+    for transition, update in zip(transitions.split(active), after, strict=True):
+        state = _advance(state[: len(update)], transition, update)
+    ends = list(zip(after, still_active, strict=True))
+    entering = torch.cat([initial, *(states[:count] for states, count in ends)])
+    # Chains whose last chunk came last stand first.
+    return entering, torch.cat([states[count:] for states, count in reversed(ends)])
 
 
 def scan_backward(
@@ -48,18 +44,23 @@ def scan_backward(
     """Gradients of the updates `[Z, K, V]` and of the initial states `[active[0], K, V]`.
 
     The gradient of an update is that of the state after its chunk, with which all others are made.
+
+    Args:
+        transitions: as in `scan_forward`.
+        d_entering: gradients of the entering states but for the chain's `[Z, K, V]`; written over.
+        d_final: gradients of the final states `[active[0], K, V]`.
+        active: as in `scan_forward`.
     """
-    d_updates = torch.empty_like(d_entering)
     adjoint = transitions if transitions.shape[-1] == 1 else transitions.mT
-    d_state, end = d_final[:0], len(d_entering)
-    for count in reversed(active):
-        rows = slice(end - count, end)
+    steps = zip(adjoint.split(active), d_entering.split(active), strict=True)
+    d_state, d_updates = d_final[:0], []
+    for transition, d_entered in reversed(list(steps)):
+        count = len(d_entered)
         if count > len(d_state):  # chains whose last chunk this is start with their final state
             d_state = torch.cat([d_state, d_final[len(d_state) : count]])
-        d_updates[rows] = d_state
-        d_state = _advanced(adjoint[rows], d_state, d_entering[rows])
-        end -= count
-    return d_updates, d_state
+        d_updates.append(d_state)
+        d_state = _advance(d_state, transition, d_entered)
+    return torch.cat(d_updates[::-1]), d_state
 
 
 class _DiagonalScan(torch.autograd.Function):
@@ -69,7 +70,7 @@ class _DiagonalScan(torch.autograd.Function):
     def forward(
         ctx: Any, retention: Tensor, updates: Tensor, initial: Tensor, active: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        entering, final = scan_forward(retention, updates, initial, active)
+        entering, final = scan_forward(retention, updates.clone(), initial, active)
         ctx.save_for_backward(retention, entering)
         ctx.active = active
         return entering, final
@@ -78,7 +79,7 @@ class _DiagonalScan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_entering: Tensor, d_final: Tensor) -> tuple[Tensor | None, ...]:
         retention, entering = ctx.saved_tensors
-        d_updates, d_initial = scan_backward(retention, d_entering, d_final, ctx.active)
+        d_updates, d_initial = scan_backward(retention, d_entering.clone(), d_final, ctx.active)
         d_retention = None
         if ctx.needs_input_grad[0]:
             d_retention = (d_updates * entering).sum_to_size(retention.shape)
