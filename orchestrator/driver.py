@@ -14,7 +14,6 @@ from rich.console import Console
 
 from orchestrator import webhook
 from orchestrator.data.dataset import open_dataset
-from orchestrator.display import Watch
 from orchestrator.failures import is_storage_error
 from orchestrator.hardware import this_machine
 from orchestrator.journal import last_event
@@ -44,6 +43,7 @@ from orchestrator.records import TrialRecord
 from orchestrator.remake import EXIT_DONE, EXIT_FAILED, report
 from orchestrator.rounds import extended, next_round, summary, unreached
 from orchestrator.store_uri import tracking_uri, without_path, without_secret
+from orchestrator.watch import Watch
 
 EXIT_INTERRUPTED = 130
 
@@ -187,7 +187,9 @@ class _Call:
                 record_asks(current)
                 with Watch(current, self._console) as watch:
                     progress.follow(self.plan, watch)
-                    ended = run_lanes(current, self._provenance, progress.tick, progress.finish)
+                    ended = run_lanes(
+                        current, self._provenance, progress.tick, progress.finish, watch.measured
+                    )
                 tried |= unreached(current, ended)
                 self.plan = extended(self.plan, tried)
 
@@ -270,7 +272,8 @@ def measure_shapes(plan: Plan, price: Price, provenance: Provenance, console: Co
     from orchestrator.sweep import run_pilots
 
     console.print(f"measuring a few steps of {len(price.unmeasured)} shapes")
-    run_pilots(plan, price.unmeasured, provenance)
+    with Watch(plan, console) as watch:
+        run_pilots(plan, price.unmeasured, provenance, watch.measured)
 
 
 def pilot(plan: Plan, provenance: Provenance, console: Console) -> int:

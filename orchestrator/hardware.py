@@ -9,6 +9,9 @@ from functools import cache
 
 import psutil
 
+GLANCE_SECONDS = 5.0
+"""How long a look at the GPUs' use may take."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -46,19 +49,56 @@ def this_machine() -> Machine:
 
 def _gpus() -> tuple[tuple[str, int], ...]:
     """Name and memory in bytes of each visible GPU."""
-    if shutil.which("nvidia-smi") is None:
-        return ()
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    if result.returncode:
-        return ()
-    fields = [line.rpartition(",") for line in result.stdout.splitlines() if line.strip()]
-    found = [(name.strip(), _bytes(mebibytes.strip())) for name, _, mebibytes in fields]
+    found = [(name, _bytes(mebibytes)) for name, mebibytes in _query("name,memory.total")]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return tuple(found)
     shown = [part for part in visible.split(",") if part.strip()]
     return tuple(found[int(part)] if part.strip().isdigit() else found[0] for part in shown)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """What a GPU does at one moment.
+
+    Attributes:
+        index: its number on this machine.
+        busy_percent: share of the last moments in which a kernel ran.
+        used_bytes: memory in use, by whichever process.
+        total_bytes: memory in all.
+    """
+
+    index: int
+    busy_percent: int
+    used_bytes: int
+    total_bytes: int
+
+
+def gpu_use() -> tuple[GpuUse, ...]:
+    """What this machine's GPUs do now; none where the driver does not say at once."""
+    try:
+        rows = _query("index,utilization.gpu,memory.used,memory.total", GLANCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return ()
+    return tuple(
+        GpuUse(int(index), int(busy), _bytes(used), _bytes(total))
+        for index, busy, used, total in rows
+        if index.isdigit() and busy.isdigit()
+    )
+
+
+def _query(fields: str, patience_seconds: float = 30.0) -> list[list[str]]:
+    """Fields of every GPU that the NVIDIA driver knows; none without a driver."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=patience_seconds, check=False
+    )
+    if result.returncode:
+        return []
+    lines = [line for line in result.stdout.splitlines() if line.strip()]
+    return [[part.strip() for part in line.rsplit(",", fields.count(","))] for line in lines]
 
 
 def _bytes(mebibytes: str) -> int:

@@ -95,15 +95,20 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return _decoded(event) if b'"nan"' in line or b'inf"' in line else event
 
 
-def last_event(path: Path | str) -> dict[str, Any] | None:
-    """The last complete event of a journal, without reading all of it."""
+def last_event(path: Path | str, kind: str | None = None) -> dict[str, Any] | None:
+    """The last complete event of a journal, without reading all of it.
+
+    Args:
+        path: of the journal.
+        kind: the last one of this kind; None for any.
+    """
     # Without Python's file objects, which cost more than reading: there are thousands of journals.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         size = os.lseek(descriptor, 0, os.SEEK_END)
         for length in TAIL_BYTES:
             begin = max(0, size - length)
-            event = _last_in(os.pread(descriptor, length, begin), is_whole=begin == 0)
+            event = _last_in(os.pread(descriptor, length, begin), kind, is_whole=begin == 0)
             if event is not None or begin == 0:
                 return event
     finally:
@@ -111,15 +116,15 @@ def last_event(path: Path | str) -> dict[str, Any] | None:
     return None
 
 
-def _last_in(data: bytes, *, is_whole: bool) -> dict[str, Any] | None:
-    """The last complete event; the first line counts only where `data` is the whole file."""
+def _last_in(data: bytes, kind: str | None, *, is_whole: bool) -> dict[str, Any] | None:
+    """The last complete event of a kind; the first line counts only in the whole file."""
     end = data.rfind(b"\n")
     while end > 0:
         begin = data.rfind(b"\n", 0, end)
         if begin < 0 and not is_whole:
             return None
         event = _parsed(data[begin + 1 : end])
-        if event is not None:
+        if event is not None and kind in (None, event.get("event")):
             return event
         end = begin
     return None

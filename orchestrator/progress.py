@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from orchestrator.display import Watch
 from orchestrator.failures import alike
 from orchestrator.ledger import ReplicateState
 from orchestrator.plan import Plan
 from orchestrator.provenance import Provenance
 from orchestrator.records import TrialRecord
+from orchestrator.watch import Watch
 
 if TYPE_CHECKING:
     from orchestrator.tracking import MlflowView

@@ -2,12 +2,46 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from orchestrator.console import duration, label
 from orchestrator.journal import last_event
 from orchestrator.ledger import Ledger, ReplicateState
+from orchestrator.records import TrialRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTrial:
+    """Where a trial stands, by the last step that it journalled.
+
+    Attributes:
+        label: the replicate in words.
+        step: steps done.
+        steps: of the whole trial.
+        loss_nats: mean loss of the step's tokens; None before the first.
+        tokens_per_second: of the trial so far; None before the first step.
+    """
+
+    label: str
+    step: int
+    steps: int
+    loss_nats: float | None
+    tokens_per_second: float | None
+
+
+def running_trial(record: TrialRecord, state: ReplicateState) -> RunningTrial:
+    """Where a running replicate stands."""
+    event = last_event(state.attempts[-1], "step") or {}
+    seconds = event.get("wall_seconds")
+    return RunningTrial(
+        label=label(record),
+        step=int(event.get("step", 0)),
+        steps=record.steps,
+        loss_nats=event.get("train_loss_nats"),
+        tokens_per_second=event["tokens"] / seconds if seconds else None,
+    )
 
 
 def status_json(root: Path, sweep: str) -> dict[str, Any]:
@@ -61,9 +95,9 @@ def show_status(root: Path, sweep: str, out: TextIO) -> None:
         if state.end.get("wall_seconds"):
             wall_seconds.append(float(state.end["wall_seconds"]))
         if state.status == "running":
-            record, step = ledger.planned(name), _step(state) or 0
-            shares.append(step / record.steps)
-            lines.append(f"  running {label(record)}: step {step} of {record.steps}")
+            trial = running_trial(ledger.planned(name), state)
+            shares.append(trial.step / trial.steps)
+            lines.append(f"  running {trial.label}: {_where(trial)}")
         elif state.status == "failed":
             lines.append(f"  failed {label(ledger.planned(name))}: {state.end.get('error')}")
     shown = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
@@ -75,6 +109,15 @@ def show_status(root: Path, sweep: str, out: TextIO) -> None:
     eta_seconds = _eta_seconds(counts, wall_seconds, shares, asked_for)
     if eta_seconds is not None:
         out.write(f"ETA {duration(eta_seconds)}\n")
+
+
+def _where(trial: RunningTrial) -> str:
+    parts = [f"step {trial.step} of {trial.steps}"]
+    if trial.loss_nats is not None:
+        parts.append(f"loss {trial.loss_nats:.4f} nats")
+    if trial.tokens_per_second is not None:
+        parts.append(f"{trial.tokens_per_second:,.0f} tokens/s")
+    return ", ".join(parts)
 
 
 def _step(state: ReplicateState) -> int | None:

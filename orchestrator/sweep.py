@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,8 @@ would take 300 MB; the price is that its last trials leave devices idle once in 
 
 OnTick = Callable[[], None]
 """Called every `POLL_SECONDS` while trials run."""
+OnMeasured = Callable[[int, int], None]
+"""Called with how many measurements of speed have ended, and how many there are."""
 
 
 class TrialWorker(tune.Trainable):
@@ -72,7 +75,13 @@ class TrialWorker(tune.Trainable):
         return {"done": True, "status": status}
 
 
-def run_lanes(plan: Plan, provenance: Provenance, on_tick: OnTick, lane_ends: OnTick) -> Plan:
+def run_lanes(
+    plan: Plan,
+    provenance: Provenance,
+    on_tick: OnTick,
+    lane_ends: OnTick,
+    on_measured: OnMeasured,
+) -> Plan:
     """Run what the plan lacks, both lanes, with retries; returns the plan as it then stands.
 
     Call it inside `ray_session`.
@@ -83,6 +92,7 @@ def run_lanes(plan: Plan, provenance: Provenance, on_tick: OnTick, lane_ends: On
         on_tick: called every `POLL_SECONDS` while loss trials run, for progress and tracking;
             never while speed is measured.
         lane_ends: called after each lane.
+        on_measured: called before the first measurement of speed and after each.
 
     Raises:
         KeyboardInterrupt: the process was interrupted; journals stay as they are.
@@ -91,7 +101,7 @@ def run_lanes(plan: Plan, provenance: Provenance, on_tick: OnTick, lane_ends: On
     plan = plan.refreshed()
     plan = _loss_lane(plan, provenance, on_tick)
     lane_ends()
-    plan = _speed_lane(plan, provenance)
+    plan = _speed_lane(plan, provenance, on_measured)
     lane_ends()
     return plan
 
@@ -115,22 +125,24 @@ def _loss_lane(plan: Plan, provenance: Provenance, on_tick: OnTick) -> Plan:
     return plan
 
 
-def _speed_lane(plan: Plan, provenance: Provenance) -> Plan:
-    """Measurements that are alone on their node: each asks for all of it."""
+def _speed_lane(plan: Plan, provenance: Provenance, on_measured: OnMeasured) -> Plan:
+    """Measure the speed of every completed replicate that lacks it."""
     if not plan.to_time:
         return plan
-    jobs = _jobs(plan, plan.to_time, "speed", provenance)
-    _run_round(plan, jobs, whole_node(plan), on_tick=None)
+    _measure(plan, _jobs(plan, plan.to_time, "speed", provenance), on_measured)
     return plan.refreshed()
 
 
-def run_pilots(plan: Plan, missing: Mapping[str, Path], provenance: Provenance) -> None:
+def run_pilots(
+    plan: Plan, missing: Mapping[str, Path], provenance: Provenance, on_measured: OnMeasured
+) -> None:
     """Measure shapes one after another; call it inside `ray_session`.
 
     Args:
         plan: what the shapes are of; its data must be prepared.
         missing: folder of each pilot, by a cell of its shape.
         provenance: repeated in every journal.
+        on_measured: called before the first shape and after each.
     """
     jobs, stamp = [], trial_stamp(provenance)
     for cell in plan.sweep.cells:
@@ -160,7 +172,15 @@ def run_pilots(plan: Plan, missing: Mapping[str, Path], provenance: Provenance) 
                 ranks=plan.ranks,
             )
         )
-    _run_round(plan, jobs, whole_node(plan), on_tick=None)
+    _measure(plan, jobs, on_measured)
+
+
+def _measure(plan: Plan, jobs: list[Job], on_measured: OnMeasured) -> None:
+    """Run jobs that are alone on their node: each asks for all of it."""
+    ended = count(1)
+    on_measured(0, len(jobs))
+    on_end = _AtEnds(lambda: on_measured(next(ended), len(jobs)))
+    _run_round(plan, jobs, whole_node(plan), on_end=on_end)
 
 
 def _jobs(plan: Plan, names: Sequence[str], lane: str, provenance: Provenance) -> list[Job]:
@@ -216,11 +236,12 @@ def _run_round(
     plan: Plan,
     jobs: list[Job],
     resources: Mapping[str, float],
-    on_tick: OnTick | None,
+    on_tick: OnTick | None = None,
+    on_end: "_AtEnds | None" = None,
 ) -> None:
     """Run a list of jobs to their ends; a job whose worker died is journalled as such."""
     for first in range(0, len(jobs), JOBS_PER_EXPERIMENT):
-        _run_experiment(plan, jobs[first : first + JOBS_PER_EXPERIMENT], resources, on_tick)
+        _run_experiment(plan, jobs[first : first + JOBS_PER_EXPERIMENT], resources, on_tick, on_end)
         gc.collect()  # Tune's trials refer to each other
 
 
@@ -229,6 +250,7 @@ def _run_experiment(
     jobs: list[Job],
     resources: Mapping[str, float],
     on_tick: OnTick | None,
+    on_end: "_AtEnds | None",
 ) -> None:
     """One Tune experiment over a list of jobs."""
     # Tune looks for its folder from every node of a cluster, and they share the root.
@@ -247,6 +269,7 @@ def _run_experiment(
             run_config=tune.RunConfig(
                 name=f"round-{time.time_ns()}",
                 storage_path=storage,
+                callbacks=[on_end] if on_end is not None else None,
                 failure_config=tune.FailureConfig(max_failures=0),
                 # A trainable without save_checkpoint fails at its end otherwise, and is not reused.
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
@@ -261,6 +284,23 @@ def _run_experiment(
     is_node_lost = plan.is_on_cluster and bool(abandoned) and lost_since(before)
     for job, error in abandoned:
         _close_abandoned(job, error, is_node_lost=is_node_lost)
+
+
+class _AtEnds(tune.Callback):
+    """Calls a function in the driver whenever a trial of Tune's has ended, one way or another."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: Tune saves its callbacks, and what they hold here cannot be saved."""
+        return {}
+
+    def on_trial_complete(self, *arguments: Any, **information: Any) -> None:
+        self._call()
+
+    def on_trial_error(self, *arguments: Any, **information: Any) -> None:
+        self._call()
 
 
 def _has_ended(job: Job) -> bool:
