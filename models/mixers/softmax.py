@@ -28,7 +28,7 @@ from kernels import rope, rope_tables
 from models.configs import ModelConfig, SoftmaxConfig
 from models.documents import Documents
 from models.kv_cache import MIN_CAPACITY, append, empty_cache
-from models.layers import Projection, RMSNorm, residual_std
+from models.layers import Projection, RMSNorm, residual_std, split_heads
 from models.mixer import Mixer, MixerState
 
 
@@ -122,24 +122,22 @@ class Softmax(Mixer):
 
     def _project(self, x: Tensor, offset: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """q, k (turned) and v as `[B, heads, T, hd]`, and the logits of the output gate."""
-        rows = self.in_proj(x)
-        heads = (self.query_heads, self.kv_heads, self.kv_heads)
-        qkv, gate = rows[..., : sum(heads) * self.head_dim], rows[..., sum(heads) * self.head_dim :]
-        q, k, v = qkv.unflatten(-1, (-1, self.head_dim)).split(heads, dim=-2)
+        heads = [self.query_heads, self.kv_heads]
+        widths = [sum(heads) * self.head_dim, self.kv_heads * self.head_dim]
+        if self.has_output_gate:
+            widths.append(self.query_heads * self.head_dim)
+        qk, v, *gate = self.in_proj(x).split_with_sizes(widths, dim=-1)
+        qk, v = split_heads(qk, sum(heads)), split_heads(v, self.kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self._turned(q, k, offset)
-        return (
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            gate if self.has_output_gate else None,
-        )
+            q, k = qk.split_with_sizes(heads, dim=-2)
+            qk = torch.cat([self.q_norm(q), self.k_norm(k)], -2)
+        q, k = self._turned(qk, offset).split_with_sizes(heads, dim=-2)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), gate[0] if gate else None
 
-    def _turned(self, q: Tensor, k: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+    def _turned(self, qk: Tensor, offset: int) -> Tensor:
         """Queries and keys `[B, T, heads, hd]`, turned by the angles of positions from `offset`."""
-        cos, sin = self._tables(offset, q.shape[1], q.device)
-        return rope(q, cos, sin), rope(k, cos, sin)
+        cos, sin = self._tables(offset, qk.shape[1], qk.device)
+        return rope(qk, cos, sin)
 
     def _tables(self, offset: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines of positions offset to offset + length, from tables kept for reuse."""
