@@ -8,6 +8,8 @@ description, with numbers taken as they are, and hands it the arguments in the o
 declared in.
 """
 
+from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -16,7 +18,12 @@ from torch import Tensor
 MOST_KEPT = 4096
 """Kept kernels beyond which all are forgotten: every length of a sequence is an entry."""
 
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
+"""Options of Triton's that a call may have beside the kernel's arguments."""
+
 _kept: dict[tuple[Any, ...], Any] = {}
+_in_order: dict[Any, Callable[[dict[str, Any]], tuple[Any, ...]]] = {}
+"""Of each kernel, what takes its arguments out of a call in the order of their declaration."""
 
 
 def launch_kernel(kernel: Any, num_programs: int, **arguments: Any) -> None:
@@ -25,23 +32,31 @@ def launch_kernel(kernel: Any, num_programs: int, **arguments: Any) -> None:
     Args:
         kernel: of `triton.jit`, without hooks of its own; in the interpreter a call is passed on.
         num_programs: size of the grid, along its first axis.
-        arguments: all by name: the kernel's own, and options such as `num_warps`.
+        arguments: all by name: the kernel's own, and `OPTIONS` of Triton's.
     """
-    values = tuple(arguments.values())
-    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    # 2 and 2.0 are equal, but not one type of argument.
-    key = (kernel, device, *arguments, *map(type, values), *map(_description, values))
+    in_order = _in_order.get(kernel)
+    if in_order is None:
+        in_order = _in_order[kernel] = itemgetter(*kernel.arg_names)
+    values = in_order(arguments)
+    key = (
+        kernel,
+        len(arguments),
+        torch.cuda.current_device() if torch.cuda.is_initialized() else None,
+        *map(arguments.get, OPTIONS),
+        *map(type, values),  # 2 and 2.0 are equal, but not one type of argument.
+        *[(x.dtype, x.data_ptr() % 16) if isinstance(x, Tensor) else x for x in values],
+    )
     compiled = _kept.get(key)
     if compiled is not None:
-        compiled[num_programs, 1, 1](*(arguments[name] for name in kernel.arg_names))
+        compiled[num_programs, 1, 1](*values)
         return
+    unknown = arguments.keys() - {*kernel.arg_names, *OPTIONS}
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise TypeError(f"{names}: none of the arguments of {kernel}, nor of {OPTIONS}")
     compiled = kernel[(num_programs,)](**arguments)
     if compiled is None:  # The interpreter compiles nothing.
         return
     if len(_kept) >= MOST_KEPT:
         _kept.clear()
     _kept[key] = compiled
-
-
-def _description(value: Any) -> Any:
-    return (value.dtype, value.data_ptr() % 16) if isinstance(value, Tensor) else value

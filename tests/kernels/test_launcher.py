@@ -100,3 +100,10 @@ def test_lengths_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(100):
         launch_kernel(kernel, 5, **{**ARGUMENTS, "n": n})
     assert len(launcher._kept) <= 8
+
+
+def test_an_option_that_is_not_known_is_refused() -> None:
+    kernel = _Kernel()
+    launch_kernel(kernel, 5, **ARGUMENTS)
+    with pytest.raises(TypeError, match="num_ctas: none of the arguments"):
+        launch_kernel(kernel, 5, **ARGUMENTS, num_ctas=2)
