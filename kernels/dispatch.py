@@ -1,6 +1,7 @@
 """One call of a delta rule: check the arguments, choose the implementation, call it."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -71,7 +72,8 @@ def call_delta_rule(
 
     name = launch.resolve(impl, v.device, op)
     # Mixed precision would run the products inside in 16 bit; the state is float32 by contract.
-    with torch.autocast(v.device.type, enabled=False):
+    is_mixed = torch.is_autocast_enabled(v.device.type)
+    with torch.autocast(v.device.type, enabled=False) if is_mixed else nullcontext():
         out, final_state, residual = rules[name](
             q,
             k,

@@ -55,11 +55,11 @@ def resolve(impl: str, device: torch.device | str, op: str) -> str:
         ValueError: if `impl` is no such name, or cannot serve `op` on `device`.
     """
     device = torch.device(device)
-    served = available(device, op)
     if impl == "auto":
         return "triton" if device.type == "cuda" and op in PROVEN_OPS else "chunked"
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"{impl=} is none of auto, {', '.join(IMPLEMENTATIONS)}")
+    served = available(device, op)
     if impl not in served:
         why = (
             f"{op} has no Triton kernels"

@@ -34,7 +34,7 @@ def decay_gradient(d_exponent: Tensor, d_total: Tensor) -> Tensor:
     """The gradient of the log decays `[Z, C]`.
 
     Args:
-        d_exponent: of G_i − G_j `[Z, C, C]`, of which j < i is read; written over.
+        d_exponent: of G_i − G_j `[Z, C, C]`, of which only j < i counts.
         d_total: of G_i itself `[Z, C]`.
     """
     size = d_exponent.shape[-1]
@@ -42,7 +42,7 @@ def decay_gradient(d_exponent: Tensor, d_total: Tensor) -> Tensor:
     # j < t afterwards adds just those; sums over rows less sums over columns would add all
     # with i, j ≥ t as well, twice with opposite signs.
     since = torch.ones(size, size, dtype=d_exponent.dtype, device=d_exponent.device).triu()
-    from_row = torch.bmm(since.expand_as(d_exponent), d_exponent.tril_(-1))
+    from_row = torch.bmm(since.expand_as(d_exponent), d_exponent)
     return from_row.tril_(-1).sum(-1) + d_total.flip(-1).cumsum(-1).flip(-1)
 
 

@@ -29,10 +29,15 @@ def scan_forward(
         initial: the first state of every chain `[active[0], K, V]`.
         active: number of chains at each step; never increases, sums to Z.
     """
-    state, after, still_active = initial, updates.split(active), [*active[1:], 0]
+    state, after = initial, updates.split(active)
     for transition, update in zip(transitions.split(active), after, strict=True):
-        state = _advance(state[: len(update)], transition, update)
-    ends = list(zip(after, still_active, strict=True))
+        if len(update) < len(state):
+            state = state[: len(update)]
+        state = _advance(state, transition, update)
+    if active[-1] == active[0]:
+        last = len(updates) - active[0]
+        return torch.cat([initial, updates[:last]]), updates[last:].clone()
+    ends = list(zip(after, [*active[1:], 0], strict=True))
     entering = torch.cat([initial, *(states[:count] for states, count in ends)])
     # Chains whose last chunk came last stand first.
     return entering, torch.cat([states[count:] for states, count in reversed(ends)])
