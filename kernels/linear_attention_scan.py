@@ -194,11 +194,16 @@ def linear_attention_scan_kernel(
 
 
 @triton.jit
-def feature_map_kernel(x, image, size, BLOCK: tl.constexpr):
-    """φ = elu + 1 of every number. Grid: blocks of BLOCK numbers."""
-    o_x = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    b_x = tl.load(x + o_x, mask=o_x < size, other=0.0)
-    tl.store(image + o_x, elu1(b_x).to(image.dtype.element_ty), mask=o_x < size)
+def feature_map_kernel(q, k, q_image, k_image, size, BLOCK: tl.constexpr):
+    """φ = elu + 1 of q and k. Grid: blocks of BLOCK of their `size` numbers, of both in turn."""
+    o_x = (tl.program_id(0) // 2).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    m_x = o_x < size
+    if tl.program_id(0) % 2 == 0:
+        b_q = tl.load(q + o_x, mask=m_x, other=0.0)
+        tl.store(q_image + o_x, elu1(b_q).to(q_image.dtype.element_ty), mask=m_x)
+    else:
+        b_k = tl.load(k + o_x, mask=m_x, other=0.0)
+        tl.store(k_image + o_x, elu1(b_k).to(k_image.dtype.element_ty), mask=m_x)
 
 
 @triton.jit

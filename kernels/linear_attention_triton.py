@@ -18,7 +18,7 @@ from kernels.linear_attention_scan import (
     linear_attention_denominator_bwd_kernel,
     linear_attention_scan_kernel,
 )
-from kernels.segments import join_segments
+from kernels.segments import join_sums
 from kernels.sequences import num_chunk_slots, num_segments, sequences
 from kernels.tiles import (
     CHUNK,
@@ -125,16 +125,17 @@ def _forward(
     options = _Options(q, v, cu_seqlens, scale, eps, elu1, normalize, segments)
     with device_of(q):
         if elu1:
-            for x, image in zip((q, k), images, strict=True):
-                launch_kernel(
-                    feature_map_kernel,
-                    -(-x.numel() // 4096),
-                    x=x,
-                    image=image,
-                    size=x.numel(),
-                    BLOCK=4096,
-                    num_warps=4,
-                )
+            launch_kernel(
+                feature_map_kernel,
+                2 * -(-q.numel() // 4096),
+                q=q,
+                k=k,
+                q_image=images[0],
+                k_image=images[1],
+                size=q.numel(),
+                BLOCK=4096,
+                num_warps=4,
+            )
             q, k = images
         if segments > 1:
             options.starts(
@@ -319,11 +320,11 @@ class _Options:
             end_z=local_end_z,
             state_only=True,
         )
-        reverse = role != _FORWARD
-        join_segments(local_end, None, initial, start, reverse=reverse)
-        if self.shared["NORMALIZE"]:
-            column = None if initial_z is None else initial_z[..., None]
-            join_segments(local_end_z[..., None], None, column, start_z[..., None], reverse=reverse)
+        join_sums(
+            (local_end, initial, start),
+            (local_end_z, initial_z, start_z) if self.shared["NORMALIZE"] else None,
+            reverse=role != _FORWARD,
+        )
 
 
 def _gradients(
