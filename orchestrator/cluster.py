@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -208,6 +208,16 @@ def nodes() -> list[Node]:
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
     ]
+
+
+def places(found: Sequence[Node], resources: Mapping[str, float]) -> int:
+    """How many trials that need these resources, `cpu` and `gpu`, these nodes hold at a time."""
+    total = 0
+    for node in found:
+        have = {"cpu": node.cpus, "gpu": node.gpus}
+        # A share such as 0.1 is not exact in binary: ten of them are one GPU.
+        total += min(int(have[key] / need + 1e-9) for key, need in resources.items() if need)
+    return total
 
 
 def lost_since(before: Sequence[Node]) -> bool:

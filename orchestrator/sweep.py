@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Before ray, as it sets what ray reads when it is imported.
-from orchestrator.cluster import lost_since, nodes, reap_orphans, whole_node
+from orchestrator.cluster import lost_since, nodes, places, reap_orphans, whole_node
 
 # isort: split
 from ray import tune
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import FIFOScheduler
 
 from orchestrator.failures import classify_death, grants_retry, smaller_pass
 from orchestrator.job import Job, WorkerRetiredError
@@ -73,6 +75,36 @@ class TrialWorker(tune.Trainable):
         if grown:
             raise WorkerRetiredError(grown)
         return {"done": True, "status": status}
+
+
+class StartsSpared(FIFOScheduler):
+    """First come, first served, except that a free worker takes no trial whose own is starting.
+
+    Tune asks for workers for the trials that wait, in their order, and gives a worker that becomes
+    free the trial chosen here; the one that was starting for it is then thrown away. Where trials
+    are shorter than a worker's start, the oldest trial is always one of those, so that the first
+    worker would do them all while others start in vain (docs/decisions.md has the cost).
+    """
+
+    def __init__(self, places: int) -> None:
+        """Know how many trials run at a time.
+
+        Args:
+            places: trials that there is room for; more than there are costs their order alone.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._places = places
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """The oldest waiting trial for which no worker can be starting, else the last one."""
+        live: list[Trial] = sorted(tune_controller.get_live_trials(), key=lambda t: str(t.trial_id))
+        waiting = [trial for trial in live if trial.status == Trial.PENDING]
+        if not waiting:
+            return None
+        running = sum(trial.status == Trial.RUNNING for trial in live)
+        # Places that neither trials nor the free worker have; Ray fills them in order.
+        starting = max(0, self._places - running - 1)
+        return waiting[min(starting, len(waiting) - 1)]
 
 
 def run_lanes(
@@ -255,7 +287,7 @@ def _run_experiment(
     """One Tune experiment over a list of jobs."""
     # Tune looks for its folder from every node of a cluster, and they share the root.
     place = plan.root if plan.is_on_cluster else None
-    before = nodes() if plan.is_on_cluster else []
+    before = nodes()
     folder = tempfile.TemporaryDirectory(prefix=".seedfront-tune-", dir=place)
     with folder as storage, _ticking(on_tick):
         tuner = tune.Tuner(
@@ -263,6 +295,7 @@ def _run_experiment(
             # As texts, since Tune copies the whole grid for every trial that it makes of it.
             param_space={"job": tune.grid_search([json.dumps(asdict(job)) for job in jobs])},
             tune_config=tune.TuneConfig(
+                scheduler=StartsSpared(places(before, resources)),
                 reuse_actors=plan.spec.reuse_workers,
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
