@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MLFLOW_PAUSE_SECONDS = 5.0
 MLFLOW_SHARE = 0.02
 """Share of one core that showing trials in MLflow may take while they run, as they may need it."""
+SHOWN_AT_A_TIME = 100
+"""Results whose states are in memory together, 7 kB each, while MLflow is told of them."""
 
 
 class SweepStoppedError(RuntimeError):
@@ -64,6 +66,7 @@ class Progress:
         self._provenance = provenance
         self._lock = threading.Lock()
         self._open = dict(plan.desired)
+        self._ended: dict[str, TrialRecord] = {}
         self._failed_before = {n for n, s in plan.states.items() if s.status == "failed"}
         self._next_show = 0.0
 
@@ -76,7 +79,7 @@ class Progress:
         """Look after the replicates of a plan from now on, and show them."""
         with self._lock:
             self._plan, self.watch = plan, watch
-            self._open = dict(plan.desired)
+            self._open, self._ended = dict(plan.desired), {}
 
     def tick(self) -> None:
         """Look at open replicates; MLflow shows them, where that is due, and then the ended close.
@@ -89,14 +92,17 @@ class Progress:
             if self.watch is not None:
                 self.watch.update(states)
             self._stop_if_alike(states)
+            # Nothing happens to these any more: looking at all of thousands that MLflow is yet to
+            # be told of, every time, would cost memory and time for each of them.
+            for name, state in states.items():
+                if state.is_result:
+                    self._ended[name] = self._open.pop(name)
             if time.monotonic() < self._next_show:
                 return
             began = time.thread_time()
-            self._show(self._open, states)
+            if self._show(self._open, states) and self._show_ended():
+                self._ended.clear()
             self._next_show = time.monotonic() + (time.thread_time() - began) / MLFLOW_SHARE
-            for name, state in states.items():
-                if state.is_result:
-                    self._open.pop(name)
 
     def finish(self, patience_seconds: float = 0.0) -> None:
         """Bring every desired replicate up to date.
@@ -136,6 +142,15 @@ class Progress:
                 f"{self._plan.spec.name}, brings them from the journals"
             )
         return not self._is_behind
+
+    def _show_ended(self) -> bool:
+        """Bring MLflow up to the results that it lacks, a few at a time; whether all were told."""
+        ledger, names = self._plan.ledger, list(self._ended)
+        for first in range(0, len(names), SHOWN_AT_A_TIME):
+            records = {n: self._ended[n] for n in names[first : first + SHOWN_AT_A_TIME]}
+            if not self._show(records, {name: ledger.state(name) for name in records}):
+                return False
+        return True
 
     def _show(self, records: dict[str, TrialRecord], states: dict[str, ReplicateState]) -> bool:
         """Bring MLflow up to the states; whether it could be written."""

@@ -86,14 +86,14 @@ class StartsSpared(FIFOScheduler):
     worker would do them all while others start in vain (docs/decisions.md has the cost).
     """
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, room: int) -> None:
         """Know how many trials run at a time.
 
         Args:
-            places: trials that there is room for; more than there are costs their order alone.
+            room: trials that there is room for; a number too large costs their order alone.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self._places = places
+        self._room = room
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         """The oldest waiting trial for which no worker can be starting, else the last one."""
@@ -103,7 +103,7 @@ class StartsSpared(FIFOScheduler):
             return None
         running = sum(trial.status == Trial.RUNNING for trial in live)
         # Places that neither trials nor the free worker have; Ray fills them in order.
-        starting = max(0, self._places - running - 1)
+        starting = max(0, self._room - running - 1)
         return waiting[min(starting, len(waiting) - 1)]
 
 
