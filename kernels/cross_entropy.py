@@ -142,7 +142,9 @@ class _MeanLoss(torch.autograd.Function):
             d_x = (d_x * (d_loss / ctx.num_rows)).to(d_x.dtype)
         d_weight = None
         if d_weight_T is not None:
-            d_weight = (d_weight_T.T * (d_loss / ctx.num_rows)).to(ctx.weight_dtype)
+            # Turned here and scaled in place: autograd would turn a product of strides by itself.
+            d_weight = d_weight_T.T.clone(memory_format=torch.contiguous_format)
+            d_weight = d_weight.mul_(d_loss / ctx.num_rows).to(ctx.weight_dtype)
         return d_x, d_weight, None, None, None
 
 
