@@ -6,8 +6,10 @@ every run of this test is another case.
 
 import os
 import signal
+import subprocess
 import threading
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import psutil
@@ -42,12 +44,31 @@ def kill_workers_now_and_then(sweep, generator, stop, mean_seconds):
             kill(int(generator.choice(workers)))
 
 
-def storm(sweep, generator, driver_kills, mean_seconds):
-    """Calls until every replicate has its result; the first ones are killed at random moments."""
+@contextmanager
+def dying_workers(sweep, generator, mean_seconds):
+    """Workers are killed at random moments while the `with` block goes on."""
+    stop = threading.Event()
+    arguments = (sweep, generator, stop, mean_seconds)
+    killer = threading.Thread(target=kill_workers_now_and_then, args=arguments)
+    killer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        killer.join()
+
+
+def storm(sweep, generator, driver_kills, mean_seconds, worker_seconds):
+    """Calls until every replicate has its result; the first ones are killed at random moments.
+
+    Workers die while a driver is about to, and in each later call for some seconds more.
+    """
     for call in range(driver_kills + 6):
-        done = len([1 for ends in sweep.ends().values() for e in ends if e["status"] != "failed"])
+        done = results(sweep)
         driver = sweep.start(*LIMITS)
         if call >= driver_kills:
+            with dying_workers(sweep, generator, 2 * mean_seconds):
+                wait_at_most(driver, worker_seconds)
             code = driver.wait(900)
             assert code in (0, 3), sweep.said
             if code == 0:
@@ -56,17 +77,23 @@ def storm(sweep, generator, driver_kills, mean_seconds):
         sweep.wait_for(
             lambda done=done: sum(map(len, sweep.ends().values())) > done + 3, driver, 600
         )
-        stop = threading.Event()
-        killer = threading.Thread(
-            target=kill_workers_now_and_then, args=(sweep, generator, stop, mean_seconds)
-        )
-        killer.start()
-        time.sleep(generator.uniform(0, 2 * mean_seconds))
-        kill(driver.pid)
-        driver.wait()
-        stop.set()
-        killer.join()
+        with dying_workers(sweep, generator, mean_seconds):
+            time.sleep(generator.uniform(0, 2 * mean_seconds))
+            kill(driver.pid)
+            driver.wait()
     pytest.fail(f"replicates still fail: {sweep.said}")
+
+
+def results(sweep):
+    """How many replicates have a result."""
+    return len([1 for ends in sweep.ends().values() for e in ends if e["status"] != "failed"])
+
+
+def wait_at_most(process, seconds):
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return
 
 
 def expected_loss(row):
@@ -79,11 +106,13 @@ def at_rates(rates):
     return [DIVERGING, *each]
 
 
-def run_chaos(sweep, descendants, rates, seeds, mishaps, seed, driver_kills):
+def run_chaos(sweep, descendants, rates, seeds, seed, driver_kills, worker_seconds):
+    mishaps = at_rates(rates[: len(rates) // 5])
     sweep.write(
         rates, list(range(seeds)), steps=20, step_seconds=0.02, checkpoint_every=5, mishaps=mishaps
     )
-    storm(sweep, np.random.Generator(np.random.PCG64(seed)), driver_kills, mean_seconds=1.5)
+    generator = np.random.Generator(np.random.PCG64(seed))
+    storm(sweep, generator, driver_kills, mean_seconds=1.5, worker_seconds=worker_seconds)
     sweep.assert_consistent(len(rates) * seeds)
     trials, curves = sweep.trials(), sweep.curves()
     assert set(trials.query("seed == 2")["status"]) == {"diverged"}
@@ -103,10 +132,10 @@ def run_chaos(sweep, descendants, rates, seeds, mishaps, seed, driver_kills):
 
 def test_sixty_replicates_under_random_kills_are_each_there_once(fake, descendants):
     rates = [0.001 * n for n in range(1, 7)]
-    run_chaos(fake, descendants, rates, 10, at_rates(rates[:1]), seed=1, driver_kills=1)
+    run_chaos(fake, descendants, rates, 10, seed=1, driver_kills=1, worker_seconds=5)
 
 
 @pytest.mark.slow
 def test_five_hundred_replicates_under_random_kills_are_each_there_once(fake, descendants):
     rates = [0.001 * n for n in range(1, 51)]
-    run_chaos(fake, descendants, rates, 10, at_rates(rates[:10]), seed=2, driver_kills=8)
+    run_chaos(fake, descendants, rates, 10, seed=2, driver_kills=8, worker_seconds=90)
