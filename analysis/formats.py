@@ -1,5 +1,6 @@
 """Tables in the formats that they leave in: Markdown and LaTeX, with every cell as it reads."""
 
+import re
 from collections.abc import Sequence
 
 MARKDOWN_ESCAPES = str.maketrans({"|": r"\|", "<": r"\<", "`": r"\`"})
@@ -40,7 +41,8 @@ LATEX_ESCAPES = str.maketrans(
         "·": r"$\cdot$",
         "−": r"$-$",
         "×": r"$\times$",
-        "–": "--",
+        "`": r"\textasciigrave{}",
+        "–": r"\textendash{}",
         "…": r"\ldots{}",
         "⚠": r"$^\dagger$",
         "Δ": r"$\Delta$",
@@ -51,6 +53,8 @@ LATEX_ESCAPES = str.maketrans(
 def latex_text(text: str) -> str:
     """Text as LaTeX sets it; every special character is escaped."""
     escaped = _one_line(text).translate(LATEX_ESCAPES)
+    # Two of these are one sign of LaTeX's: a dash, a quotation mark.
+    escaped = re.sub(r"([-',])(?=\1)", r"\1{}", escaped)
     # After the end of a row these would be read as that command's own.
     return "{}" + escaped if escaped.startswith(("[", "*")) else escaped
 
