@@ -55,9 +55,10 @@ def status_json(root: Path, sweep: str) -> dict[str, Any]:
     rows, states = [], {}
     for name in ledger.replicate_ids():
         state = ledger.state(name)
-        record = ledger.record(ledger.planned(name), state)
+        planned = ledger.planned(name)
+        step = running_trial(planned, state).step if state.status == "running" else None
         states[name] = state
-        rows.append({**record.as_row(), "step": _step(state)})
+        rows.append({**ledger.record(planned, state).as_row(), "step": step})
     counts = Counter(row["status"] for row in rows)
     return {
         "sweep": sweep,
@@ -118,13 +119,6 @@ def _where(trial: RunningTrial) -> str:
     if trial.tokens_per_second is not None:
         parts.append(f"{trial.tokens_per_second:,.0f} tokens/s")
     return ", ".join(parts)
-
-
-def _step(state: ReplicateState) -> int | None:
-    if state.status != "running":
-        return None
-    event = last_event(state.attempts[-1]) or {}
-    return int(event.get("step", 0))
 
 
 def _eta_seconds(

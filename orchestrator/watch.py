@@ -69,8 +69,9 @@ class Watch:
 
     def update(self, states: Mapping[str, ReplicateState]) -> None:
         """Show what has moved."""
-        for name in self._todo & states.keys():
-            state = states[name]
+        for name, state in states.items():
+            if name not in self._todo:
+                continue
             is_news = len(state.attempts) > self._said[name]
             if state.end and is_news:
                 self._said[name] = len(state.attempts)
