@@ -88,6 +88,15 @@ def test_no_retries_at_all_can_be_asked_for():
     assert not any(grants_retry(none, [name]) for name in asdict(none))
 
 
+def test_what_a_process_has_imported_is_frozen_by_its_first_job_and_not_counted(monkeypatch):
+    calls = []
+    monkeypatch.setattr(worker.gc, "freeze", lambda: calls.append("freeze"))
+    monkeypatch.setattr(worker.gc, "get_freeze_count", lambda: calls.append("count") or 1)
+    worker._leave_imports_out_of_collections.cache_clear()
+    assert worker._trainer() is worker._trainer()
+    assert calls == ["freeze"]
+
+
 def test_a_worker_that_grew_is_retired(monkeypatch):
     first = worker.baseline()
     assert worker.drift(first) is None
