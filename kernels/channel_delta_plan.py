@@ -8,10 +8,6 @@ from torch import Tensor
 from kernels.sequences import Sequences, num_chunk_slots, num_segments, sequences
 from kernels.tiles import CHUNK, dot_precision, power_of_two, processors
 
-SHORTEST_ROW = 128
-"""Bytes of a row below which the assembler of Triton 3.6 may get a tile's descriptor wrong; see
-`kernels.uniform_registers`. Heads with fewer channels take tiles that are partly masked."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
@@ -56,10 +52,10 @@ def tiles(dtype: torch.dtype, key_dim: int, value_dim: int) -> Tiles:
 
     What stands in `MEASURED` is taken; the rest is by rule.
 
-    Rows of tiles have at least `SHORTEST_ROW` bytes, with one exception: for heads of more than 32
-    channels, the kernel that prepares the chunks takes half of that in 16 bit, which is a third
-    faster, and for which the compile check and the tests on a GPU find its code right. A value tile
-    of 32 columns with 4 warps, besides, made scans that failed with an illegal memory access.
+    Rows of tiles have at least 128 bytes (`kernels.tiles.SHORTEST_ROW`), with one exception: for
+    heads of more than 32 channels, the kernel that prepares the chunks takes half of that in 16
+    bit, which is a third faster, and for which the compile check and the tests on a GPU find its
+    code right.
     """
     found = MEASURED.get((dtype, key_dim, value_dim))
     if found is not None:
@@ -114,7 +110,7 @@ class Call:
     @property
     def scan_key(self) -> int:
         """Rows of the memory in a scan, all channels in one tile."""
-        return max(power_of_two(self.K), SHORTEST_ROW // self.dtype.itemsize)
+        return power_of_two(self.K)
 
     @property
     def tiles_v(self) -> int:

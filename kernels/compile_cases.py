@@ -24,13 +24,11 @@ class CompileCase:
         name: what it calls, with head dims and dtype.
         call: runs the launch code on CPU tensors.
         stack_bytes: spilled bytes of a thread that are known and accepted, by kernel.
-        accepts_mma_sync: whether some products have fewer rows than a warp-group instruction.
     """
 
     name: str
     call: Callable[[], object]
     stack_bytes: Mapping[str, int] = field(default_factory=dict)
-    accepts_mma_sync: bool = False
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -229,6 +227,7 @@ SCALAR_STACK_BYTES = {
     "scalar_delta_pairs_bwd_kernel": 192,
     "scalar_delta_token_bwd_kernel": 384,
     "linear_attention_scan_kernel": 256,
+    "linear_attention_bwd_kernel": 256,
 }
 """Spills of the scalar-decay kernels at head dims up to 128, the larger of Triton 3.6 and 3.9.
 
@@ -285,7 +284,6 @@ CASES: tuple[CompileCase, ...] = (
             f"{rule} {K}x{V} {name}",
             scalar_delta_call(rule, K, V, DTYPES[name]),
             SCALAR_WIDE_STACK_BYTES,
-            accepts_mma_sync=K < 64,
         )
         for rule, K, V, name in (
             ("gated", 256, 512, "bf16"),
@@ -293,6 +291,8 @@ CASES: tuple[CompileCase, ...] = (
             ("delta", 100, 60, "bf16"),
             ("gated", 32, 32, "bf16"),
             ("gated", 16, 16, "bf16"),
+            ("delta", 16, 64, "bf16"),
+            ("decayed", 24, 40, "bf16"),
             ("gated", 128, 128, "fp16"),
             ("gated", 128, 128, "fp32"),
             ("gated", 64, 64, "fp32"),

@@ -115,9 +115,7 @@ class Report:
     unset_registers: int = 0
     loose_descriptors: int = 0
 
-    def faults(
-        self, launch: Launch, stack_budget: int, *, accepts_mma_sync: bool = False
-    ) -> list[str]:
+    def faults(self, launch: Launch, stack_budget: int) -> list[str]:
         """Every reason to refuse the kernel, in words."""
         found = []
         if self.hazards:
@@ -132,7 +130,7 @@ class Report:
             found.append(f"{self.shared_bytes} bytes of shared memory exceed {SHARED_BYTES_LIMIT}")
         if self.stack_bytes > stack_budget:
             found.append(f"{self.stack_bytes} bytes spilled exceed {stack_budget}")
-        if launch.has_16_bit_products and self.mma_sync and not accepts_mma_sync:
+        if launch.has_16_bit_products and self.mma_sync:
             found.append(f"{self.mma_sync} slow matrix instructions beside {self.wgmma} fast ones")
         return found
 
@@ -258,11 +256,7 @@ def check(only: str = "", *, quick: bool = False) -> int:
                 continue
             seen.add(key)
             report = compile_launch(launch)
-            faults = report.faults(
-                launch,
-                case.stack_bytes.get(launch.name, 0),
-                accepts_mma_sync=case.accepts_mma_sync,
-            )
+            faults = report.faults(launch, case.stack_bytes.get(launch.name, 0))
             num_faults += len(faults)
             sys.stdout.write(
                 f"{case.name:44s} {launch.name:36s}"

@@ -1,4 +1,4 @@
-"""The kernel of additive memory without decay: one scan that serves forward and backward.
+"""The kernels of additive memory without decay: one scan that serves forward and backward.
 
 Equations, per sequence and value head; φ is the feature map, c = 0 or 1 the normaliser:
 
@@ -18,6 +18,9 @@ gradient of d_i, and d = 1, δ = 0 where nothing is normalised:
 Source: Katharopoulos et al., "Transformers are RNNs" (arXiv 2006.16236), equations 13 to 15, which
 walk token by token; we take chunks of C tokens with the products inside a chunk as a masked C × C
 matrix, and divide inside the scan.
+
+The three run in one launch. A split sequence takes two: what every segment adds to the memory,
+from nothing, and the scans, which start from the sum of what the segments before them added.
 
 Cost: 4·K·V + 2·C·(K + V) FLOPs per token and scan; each scan reads three tensors once per value
 block and writes one. φ is applied once, by a pass of its own: inside a scan every tile would leave
@@ -43,11 +46,273 @@ def linear_attention_scan_kernel(
     k,
     v,
     out,
+    denominator,
+    d_denominator,
+    initial,
+    initial_z,
+    local_end,
+    local_end_z,
+    end,
+    end_z,
+    cu_seqlens,
+    T,
+    scale,
+    eps,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    ROLE: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    STATE_ONLY: tl.constexpr,
+    PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The forward, or, with STATE_ONLY, what each segment adds to the memory that `_scan` joins.
+
+    Grid: sequences × segments × HV × blocks of V. ROLE is FORWARD, or, with STATE_ONLY, D_VALUE,
+    whose memory serves every reverse scan: q is then k `[rows, H, K]`, k is q, and v is dO.
+    """
+    i_program = tl.program_id(0).to(tl.int64)
+    _scan(
+        i_program,
+        q=q,
+        k=k,
+        v=v,
+        out=out,
+        image=None,
+        denominator=denominator,
+        d_denominator=d_denominator,
+        initial=initial,
+        initial_z=initial_z,
+        local_end=local_end,
+        local_end_z=local_end_z,
+        end=end,
+        end_z=end_z,
+        cu_seqlens=cu_seqlens,
+        T=T,
+        scale=scale,
+        eps=eps,
+        HV=HV,
+        HQ=H,
+        HK=H,
+        HX=HV,
+        HR=H,
+        K=K,
+        V=V,
+        C=C,
+        BK=BK,
+        BV=BV,
+        SEGMENTS=SEGMENTS,
+        ROLE=ROLE,
+        ELU1=False,
+        NORMALIZE=NORMALIZE,
+        HAS_INITIAL=HAS_INITIAL,
+        STATE_ONLY=STATE_ONLY,
+        PACKED=PACKED,
+        PRECISION=PRECISION,
+        STAGES=STAGES,
+    )
+
+
+@triton.jit
+def linear_attention_bwd_kernel(
+    q,
+    k,
+    v,
+    d_out,
+    denominator,
+    d_denominator,
+    initial,
+    initial_z,
+    local_end,
+    local_end_z,
+    d_final,
+    d_final_z,
+    d_local_end,
+    d_local_end_z,
+    d_q,
+    d_k,
+    d_v,
+    d_initial,
+    d_initial_z,
+    cu_seqlens,
+    T,
+    scale,
+    eps,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    BK_OF_V: tl.constexpr,
+    BV_OF_K: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    ELU1: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    HAS_FINAL: tl.constexpr,
+    PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+    STAGES_OF_V: tl.constexpr,
+):
+    """The three scans of the backward side by side: none of them waits for another.
+
+    Grid: sequences × segments × HV × (2 × blocks of K + blocks of V), the blocks of one segment
+    next to each other, so that what they all read is in the cache. q and k are φ(q) and φ(k);
+    gradients of q and k are `[rows, HV, K]`. The scans that write K channels read V ones where the
+    third reads K, so they have tiles of their own: BK_OF_V holds V, BV_OF_K is a block of K.
+    """
+    BLOCKS_K: tl.constexpr = (K + BV_OF_K - 1) // BV_OF_K
+    BLOCKS: tl.constexpr = 2 * BLOCKS_K + (V + BV - 1) // BV
+    i_program = tl.program_id(0).to(tl.int64)
+    i_block = (i_program % BLOCKS).to(tl.int32)
+    i_state = i_program // BLOCKS
+    if i_block < BLOCKS_K:
+        _scan(
+            i_state * BLOCKS_K + i_block,
+            q=d_out,
+            k=v,
+            v=k,
+            out=d_q,
+            image=q,
+            denominator=denominator,
+            d_denominator=d_denominator,
+            initial=initial,
+            initial_z=initial_z,
+            local_end=local_end,
+            local_end_z=local_end_z,
+            end=None,
+            end_z=None,
+            cu_seqlens=cu_seqlens,
+            T=T,
+            scale=scale,
+            eps=eps,
+            HV=HV,
+            HQ=HV,
+            HK=HV,
+            HX=H,
+            HR=H,
+            K=V,
+            V=K,
+            C=C,
+            BK=BK_OF_V,
+            BV=BV_OF_K,
+            SEGMENTS=SEGMENTS,
+            ROLE=D_QUERY,
+            ELU1=ELU1,
+            NORMALIZE=NORMALIZE,
+            HAS_INITIAL=HAS_INITIAL,
+            STATE_ONLY=False,
+            PACKED=PACKED,
+            PRECISION=PRECISION,
+            STAGES=STAGES_OF_V,
+        )
+    if (i_block >= BLOCKS_K) & (i_block < 2 * BLOCKS_K):
+        _scan(
+            i_state * BLOCKS_K + i_block - BLOCKS_K,
+            q=v,
+            k=d_out,
+            v=q,
+            out=d_k,
+            image=k,
+            denominator=denominator,
+            d_denominator=d_denominator,
+            initial=d_final,
+            initial_z=d_final_z,
+            local_end=d_local_end,
+            local_end_z=d_local_end_z,
+            end=None,
+            end_z=None,
+            cu_seqlens=cu_seqlens,
+            T=T,
+            scale=scale,
+            eps=eps,
+            HV=HV,
+            HQ=HV,
+            HK=HV,
+            HX=H,
+            HR=H,
+            K=V,
+            V=K,
+            C=C,
+            BK=BK_OF_V,
+            BV=BV_OF_K,
+            SEGMENTS=SEGMENTS,
+            ROLE=D_KEY,
+            ELU1=ELU1,
+            NORMALIZE=NORMALIZE,
+            HAS_INITIAL=HAS_FINAL,
+            STATE_ONLY=False,
+            PACKED=PACKED,
+            PRECISION=PRECISION,
+            STAGES=STAGES_OF_V,
+        )
+    if i_block >= 2 * BLOCKS_K:
+        _scan(
+            i_state * (BLOCKS - 2 * BLOCKS_K) + i_block - 2 * BLOCKS_K,
+            q=k,
+            k=q,
+            v=d_out,
+            out=d_v,
+            image=None,
+            denominator=denominator,
+            d_denominator=d_denominator,
+            initial=d_final,
+            initial_z=d_final_z,
+            local_end=d_local_end,
+            local_end_z=d_local_end_z,
+            end=d_initial,
+            end_z=d_initial_z,
+            cu_seqlens=cu_seqlens,
+            T=T,
+            scale=scale,
+            eps=eps,
+            HV=HV,
+            HQ=H,
+            HK=H,
+            HX=HV,
+            HR=H,
+            K=K,
+            V=V,
+            C=C,
+            BK=BK,
+            BV=BV,
+            SEGMENTS=SEGMENTS,
+            ROLE=D_VALUE,
+            ELU1=False,
+            NORMALIZE=NORMALIZE,
+            HAS_INITIAL=HAS_FINAL,
+            STATE_ONLY=False,
+            PACKED=PACKED,
+            PRECISION=PRECISION,
+            STAGES=STAGES,
+        )
+
+
+@triton.jit
+def _scan(
+    i_program,
+    q,
+    k,
+    v,
+    out,
     image,
     denominator,
     d_denominator,
-    start,
-    start_z,
+    initial,
+    initial_z,
+    local_end,
+    local_end_z,
     end,
     end_z,
     cu_seqlens,
@@ -68,7 +333,7 @@ def linear_attention_scan_kernel(
     ROLE: tl.constexpr,
     ELU1: tl.constexpr,
     NORMALIZE: tl.constexpr,
-    HAS_START: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
     STATE_ONLY: tl.constexpr,
     PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -76,18 +341,18 @@ def linear_attention_scan_kernel(
 ):
     """One of the four scans, named by ROLE; q, k and v are what that scan reads in their place.
 
-    Grid: sequences × segments × HV × value blocks. `q` is `[rows, HQ, K]`, `k` `[rows, HK, K]`, `v`
-    `[rows, HX, V]`, `out` `[rows, HV, V]`; `image` `[rows, HR, V]` is φ(q) or φ(k), whose feature
-    map the gradient of q or k passes with ELU1. `start` `[N, SEGMENTS, HV, ...]` holds memories of
-    K × V numbers, for D_QUERY and D_KEY of V × K. The walk's last segment writes `end`, with
-    STATE_ONLY every one.
+    A program is one of sequences × segments × HV × value blocks. `q` is `[rows, HQ, K]`, `k`
+    `[rows, HK, K]`, `v` `[rows, HX, V]`, `out` `[rows, HV, V]`; `image` `[rows, HR, V]` is φ(q) or
+    φ(k), whose feature map the gradient of q or k passes with ELU1. A walk starts from `initial`
+    `[N, HV, ...]` and what the segments before it have added, `local_end` `[N, SEGMENTS, HV, ...]`:
+    memories of K × V numbers, for D_QUERY and D_KEY of V × K. Its last segment writes `end`
+    `[N, HV, ...]`; with STATE_ONLY each starts from nothing and writes its own `local_end`.
     """
     REVERSE: tl.constexpr = ROLE >= D_KEY
     TRANSPOSED: tl.constexpr = (ROLE % 3) != 0
     # z adds up keys, of K channels, or what stands in the place of values.
     Z_OF_KEYS: tl.constexpr = not TRANSPOSED
     BLOCKS: tl.constexpr = (V + BV - 1) // BV
-    i_program = tl.program_id(0).to(tl.int64)
     i_v = (i_program % BLOCKS).to(tl.int32)
     i_state = i_program // BLOCKS
     i_h = i_state % HV
@@ -107,17 +372,28 @@ def linear_attention_scan_kernel(
     o_kv = o_k[:, None] + o_v[None, :] * K if TRANSPOSED else o_k[:, None] * V + o_v[None, :]
     b_state = tl.zeros([BK, BV], tl.float32)
     b_z = tl.zeros([BK if Z_OF_KEYS else BV], tl.float32)
-    if HAS_START:
-        b_state = tl.load(start + i_state * K * V + o_kv, mask=m_kv, other=0.0)
+    i_first_state = i_n * HV + i_h
+    if HAS_INITIAL and not STATE_ONLY:
+        b_state = tl.load(initial + i_first_state * K * V + o_kv, mask=m_kv, other=0.0)
         if NORMALIZE:
             if Z_OF_KEYS:
-                b_z = tl.load(start_z + i_state * K + o_k, mask=o_k < K, other=0.0)
+                b_z = tl.load(initial_z + i_first_state * K + o_k, mask=o_k < K, other=0.0)
             else:
-                b_z = tl.load(start_z + i_state * V + o_v, mask=m_v, other=0.0)
-        if REVERSE:
-            # Gradients of memories carry no scale; the outputs below are multiplied by it.
-            b_state = b_state / scale
-            b_z = b_z / scale
+                b_z = tl.load(initial_z + i_first_state * V + o_v, mask=m_v, other=0.0)
+    if SEGMENTS > 1 and not STATE_ONLY:
+        for i in range(SEGMENTS - 1 - i_s if REVERSE else i_s):
+            i_before = SEGMENTS - 1 - i if REVERSE else i
+            i_added = (i_n * SEGMENTS + i_before) * HV + i_h
+            b_state += tl.load(local_end + i_added * K * V + o_kv, mask=m_kv, other=0.0)
+            if NORMALIZE:
+                if Z_OF_KEYS:
+                    b_z += tl.load(local_end_z + i_added * K + o_k, mask=o_k < K, other=0.0)
+                else:
+                    b_z += tl.load(local_end_z + i_added * V + o_v, mask=m_v, other=0.0)
+    if REVERSE and not STATE_ONLY:
+        # Gradients of memories carry no scale; the outputs below are multiplied by it.
+        b_state = b_state / scale
+        b_z = b_z / scale
     m_order = o_c[:, None] <= o_c[None, :] if REVERSE else o_c[:, None] >= o_c[None, :]
     o_query = o_c[:, None] * (HQ * K) + o_k[None, :]
     o_ck = o_c[:, None] * (HK * K) + o_k[None, :]
@@ -186,11 +462,14 @@ def linear_attention_scan_kernel(
 
     if Z_OF_KEYS:
         b_scale = scale if ROLE == D_VALUE else 1.0
-        i_end = i_state if STATE_ONLY else i_n * HV + i_h
-        if STATE_ONLY or i_s == (0 if REVERSE else SEGMENTS - 1):
-            tl.store(end + i_end * K * V + o_kv, b_state * b_scale, mask=m_kv)
+        if STATE_ONLY:
+            tl.store(local_end + i_state * K * V + o_kv, b_state * b_scale, mask=m_kv)
             if NORMALIZE and i_v == 0:
-                tl.store(end_z + i_end * K + o_k, b_z * b_scale, mask=o_k < K)
+                tl.store(local_end_z + i_state * K + o_k, b_z * b_scale, mask=o_k < K)
+        elif i_s == (0 if REVERSE else SEGMENTS - 1):
+            tl.store(end + i_first_state * K * V + o_kv, b_state * b_scale, mask=m_kv)
+            if NORMALIZE and i_v == 0:
+                tl.store(end_z + i_first_state * K + o_k, b_z * b_scale, mask=o_k < K)
 
 
 @triton.jit

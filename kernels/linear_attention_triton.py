@@ -5,7 +5,6 @@ opaque, `seedfront::linear_attention`, with its backward an operator of its own.
 decay per head is served by `kernels.scalar_delta_triton`.
 """
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -15,10 +14,10 @@ from torch.autograd.function import once_differentiable
 from kernels.launcher import launch_kernel
 from kernels.linear_attention_scan import (
     feature_map_kernel,
+    linear_attention_bwd_kernel,
     linear_attention_denominator_bwd_kernel,
     linear_attention_scan_kernel,
 )
-from kernels.segments import join_sums
 from kernels.sequences import num_chunk_slots, num_segments, sequences
 from kernels.tiles import (
     CHUNK,
@@ -32,7 +31,7 @@ from kernels.tiles import (
 
 # Axis letters: B batch, T time, H heads, K key dim, V value dim, N sequences.
 
-_FORWARD, _D_QUERY, _D_KEY, _D_VALUE = range(4)
+_FORWARD, _D_VALUE = 0, 3
 
 
 def linear_attention_triton(
@@ -118,11 +117,11 @@ def _forward(
 
     Returns:
         out, final memory and key sum; then, for the backward, the denominator, what each segment
-        starts from, memory and key sum, and φ(q), φ(k). What a call has no use for is empty.
+        adds to memory and key sum, and φ(q), φ(k). What a call has no use for is empty.
     """
     outputs = _allocate(q, v, cu_seqlens, elu1, normalize, segments)
-    out, final, final_z, denominator, start, start_z, *images = outputs
-    options = _Options(q, v, cu_seqlens, scale, eps, elu1, normalize, segments)
+    out, final, final_z, denominator, added, added_z, *images = outputs
+    scan = _Scan(q, v, cu_seqlens, scale, eps, normalize, segments)
     with device_of(q):
         if elu1:
             launch_kernel(
@@ -137,22 +136,26 @@ def _forward(
                 num_warps=4,
             )
             q, k = images
-        if segments > 1:
-            options.starts(
-                _FORWARD, q, k, v, initial_state, initial_key_sum, start=start, start_z=start_z
-            )
-        first, first_z = (start, start_z) if segments > 1 else (initial_state, initial_key_sum)
-        options.scan(
-            _FORWARD,
+        scan.segments(_FORWARD, q, k, v, added, added_z)
+        launch_kernel(
+            linear_attention_scan_kernel,
+            scan.programs,
             q=q,
             k=k,
             v=v,
             out=out,
             denominator=denominator,
-            start=first,
-            start_z=first_z,
+            d_denominator=None,
+            initial=initial_state,
+            initial_z=initial_key_sum,
+            local_end=added,
+            local_end_z=added_z,
             end=final,
             end_z=final_z,
+            ROLE=_FORWARD,
+            HAS_INITIAL=initial_state is not None,
+            STATE_ONLY=False,
+            **scan.shared,
         )
     return outputs
 
@@ -211,8 +214,15 @@ def _linear_attention_fake(
     return _allocate(q, v, cu_seqlens, elu1, normalize, segments)
 
 
-class _Options:
-    """What all scans of one call share, and how one of them is launched."""
+class _Scan:
+    """What all scans of one call share.
+
+    Attributes:
+        programs: of one scan over blocks of V.
+        states: memories that are walked: sequences × segments × HV.
+        tile: of a scan over blocks of V.
+        shared: arguments of every kernel that scans.
+    """
 
     def __init__(
         self,
@@ -221,109 +231,68 @@ class _Options:
         cu_seqlens: Tensor | None,
         scale: float,
         eps: float,
-        elu1: bool,  # noqa: FBT001 (private)
-        normalize: bool,  # noqa: FBT001
+        normalize: bool,  # noqa: FBT001 (private)
         segments: int,
     ) -> None:
-        self.sequences = sequences(q.shape[0], q.shape[1], CHUNK, cu_seqlens)
-        self.HV = v.shape[2]
-        self.segments = segments
+        rows = sequences(q.shape[0], q.shape[1], CHUNK, cu_seqlens)
+        T, H, K = q.shape[1:]
+        HV, V = v.shape[2:]
+        self.tile = linear_scan_tile(K, V, q.dtype)
+        self.states = rows.count * segments * HV
+        self.programs = self.states * -(-V // self.tile.block_v)
         self.shared = {
-            "cu_seqlens": self.sequences.cu_seqlens,
-            "T": q.shape[1],
+            "cu_seqlens": rows.cu_seqlens,
+            "T": T,
             "scale": scale,
             "eps": eps,
-            "HV": self.HV,
+            "H": H,
+            "HV": HV,
+            "K": K,
+            "V": V,
             "C": CHUNK,
+            "BK": self.tile.block_k,
+            "BV": self.tile.block_v,
             "SEGMENTS": segments,
-            "ELU1": elu1,
             "NORMALIZE": normalize,
-            "PACKED": self.sequences.is_packed,
+            "PACKED": rows.is_packed,
             "PRECISION": dot_precision(q.dtype),
+            "STAGES": self.tile.stages,
+            "num_warps": self.tile.warps,
         }
 
-    def scan(
+    def segments(
         self,
         role: int,
-        *,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        out: Tensor | None = None,
-        image: Tensor | None = None,
+        added: Tensor,
+        added_z: Tensor,
         denominator: Tensor | None = None,
         d_denominator: Tensor | None = None,
-        start: Tensor | None = None,
-        start_z: Tensor | None = None,
-        end: Tensor | None = None,
-        end_z: Tensor | None = None,
-        state_only: bool = False,
     ) -> None:
-        """Launches the scan `role`; q, k and v are what it reads in their place."""
-        K, V = k.shape[-1], v.shape[-1]
-        tile = linear_scan_tile(K, V, q.dtype)
-        blocks = -(-V // tile.block_v)
+        """Writes what each segment of a split sequence adds to memory and key sum."""
+        if self.shared["SEGMENTS"] == 1:
+            return
         launch_kernel(
             linear_attention_scan_kernel,
-            self.sequences.count * self.segments * self.HV * blocks,
+            self.programs,
             q=q,
             k=k,
             v=v,
-            out=out,
-            image=image,
+            out=None,
             denominator=denominator,
             d_denominator=d_denominator,
-            start=start,
-            start_z=start_z,
-            end=end,
-            end_z=end_z,
-            HQ=q.shape[2],
-            HK=k.shape[2],
-            HX=v.shape[2],
-            HR=1 if image is None else image.shape[2],
-            K=K,
-            V=V,
-            BK=tile.block_k,
-            BV=tile.block_v,
+            initial=None,
+            initial_z=None,
+            local_end=added,
+            local_end_z=added_z,
+            end=None,
+            end_z=None,
             ROLE=role,
-            HAS_START=start is not None,
-            STATE_ONLY=state_only,
-            STAGES=tile.stages,
-            num_warps=tile.warps,
+            HAS_INITIAL=False,
+            STATE_ONLY=True,
             **self.shared,
-        )
-
-    def starts(
-        self,
-        role: int,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        initial: Tensor | None,
-        initial_z: Tensor | None,
-        *,
-        start: Tensor,
-        start_z: Tensor,
-        denominator: Tensor | None = None,
-        d_denominator: Tensor | None = None,
-    ) -> None:
-        """Writes where each segment's walk starts: memory `[N, S, HV, K, V]` and key sum."""
-        local_end, local_end_z = torch.empty_like(start), torch.empty_like(start_z)
-        self.scan(
-            role,
-            q=q,
-            k=k,
-            v=v,
-            denominator=denominator,
-            d_denominator=d_denominator,
-            end=local_end,
-            end_z=local_end_z,
-            state_only=True,
-        )
-        join_sums(
-            (local_end, initial, start),
-            (local_end_z, initial_z, start_z) if self.shared["NORMALIZE"] else None,
-            reverse=role != _FORWARD,
         )
 
 
@@ -331,11 +300,13 @@ def _gradients(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    start: Tensor | None,
-    start_z: Tensor | None,
+    initial_state: Tensor | None,
+    initial_key_sum: Tensor | None,
     cu_seqlens: Tensor | None,
     out: Tensor,
     denominator: Tensor,
+    added: Tensor,
+    added_z: Tensor,
     q_image: Tensor,
     k_image: Tensor,
     d_out: Tensor,
@@ -349,47 +320,67 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, the initial memory and the initial key sum."""
     B, T, H, K = q.shape
-    HV = v.shape[2]
-    d_q, d_k, d_v, d_initial, d_initial_z = _allocate_gradients(q, v, cu_seqlens, normalize)
-    options = _Options(q, v, cu_seqlens, scale, eps, elu1, normalize, segments)
+    HV, V = v.shape[2:]
+    d_v, d_initial, d_initial_z = _allocate_gradients(v, K, cu_seqlens, normalize)
+    # Several gradients of a normalised read to a key head are in float32 until they are summed:
+    # they are large and cancel, and each of them rounded put the sum beyond its tolerance.
+    dtype = torch.float32 if normalize else q.dtype
+    per_head = q.new_empty((2, B, T, HV, K), dtype=dtype) if HV > H else None
+    d_q, d_k = torch.empty_like(q), torch.empty_like(k)
+    d_queries, d_keys = (d_q, d_k) if per_head is None else per_head
+    scan = _Scan(q, v, cu_seqlens, scale, eps, normalize, segments)
+    across = linear_scan_tile(V, K, q.dtype)
     d_out = d_out.contiguous()
-    d_start, d_start_z = (None if x is None else x.contiguous() for x in (d_final, d_final_z))
-    if normalize and (d_start is None) != (d_start_z is None):
-        d_start = torch.zeros_like(d_initial) if d_start is None else d_start
-        d_start_z = torch.zeros_like(d_initial_z) if d_start_z is None else d_start_z
+    d_final, d_final_z = (None if x is None else x.contiguous() for x in (d_final, d_final_z))
+    if normalize and (d_final is None) != (d_final_z is None):
+        d_final = torch.zeros_like(d_initial) if d_final is None else d_final
+        d_final_z = torch.zeros_like(d_initial_z) if d_final_z is None else d_final_z
     d_denominator = torch.empty_like(denominator)
+    d_added, d_added_z = torch.empty_like(added), torch.empty_like(added_z)
     with device_of(q):
         if normalize:
             _launch_denominator(out, d_out, denominator, d_denominator)
         if elu1:
             q, k = q_image, k_image
-        if segments > 1:
-            assert start is not None  # A split forward keeps what its segments start from.
-            assert start_z is not None
-            behind, behind_z = (
-                d_initial.new_empty(start.shape),
-                d_initial_z.new_empty(start_z.shape),
-            )
-            options.starts(
-                _D_VALUE,
-                k,
-                q,
-                d_out,
-                d_start,
-                d_start_z,
-                start=behind,
-                start_z=behind_z,
-                denominator=denominator,
-                d_denominator=d_denominator,
-            )
-            d_start, d_start_z = behind, behind_z
-        scan = functools.partial(options.scan, denominator=denominator, d_denominator=d_denominator)
-        reverse = functools.partial(scan, start=d_start, start_z=d_start_z)
-        scan(_D_QUERY, q=d_out, k=v, v=k, out=d_q, image=q, start=start, start_z=start_z)
-        reverse(_D_KEY, q=v, k=d_out, v=q, out=d_k, image=k)
-        reverse(_D_VALUE, q=k, k=q, v=d_out, out=d_v, end=d_initial, end_z=d_initial_z)
-    if HV > H:
-        d_q, d_k = (x.view(B, T, H, HV // H, K).sum(3).to(q.dtype) for x in (d_q, d_k))
+        scan.segments(_D_VALUE, k, q, d_out, d_added, d_added_z, denominator, d_denominator)
+        blocks = 2 * -(-K // across.block_v) + -(-V // scan.tile.block_v)
+        constants = scan.shared | {"num_warps": max(scan.tile.warps, across.warps)}
+        launch_kernel(
+            linear_attention_bwd_kernel,
+            scan.states * blocks,
+            q=q,
+            k=k,
+            v=v,
+            d_out=d_out,
+            denominator=denominator,
+            d_denominator=d_denominator,
+            initial=initial_state,
+            initial_z=initial_key_sum,
+            local_end=added,
+            local_end_z=added_z,
+            d_final=d_final,
+            d_final_z=d_final_z,
+            d_local_end=d_added,
+            d_local_end_z=d_added_z,
+            d_q=d_queries,
+            d_k=d_keys,
+            d_v=d_v,
+            d_initial=d_initial,
+            d_initial_z=d_initial_z,
+            BK_OF_V=across.block_k,
+            BV_OF_K=across.block_v,
+            ELU1=elu1,
+            HAS_INITIAL=initial_state is not None,
+            HAS_FINAL=d_final is not None,
+            STAGES_OF_V=across.stages,
+            **constants,
+        )
+    if per_head is not None:
+        for d_x, x in zip((d_q, d_k), per_head.view(2, B, T, H, HV // H, K), strict=True):
+            if x.dtype == d_x.dtype:
+                torch.sum(x, 3, out=d_x)
+            else:
+                d_x.copy_(x.sum(3))
     return d_q, d_k, d_v, d_initial, d_initial_z
 
 
@@ -416,25 +407,18 @@ def _launch_denominator(
 
 
 def _allocate_gradients(
-    q: Tensor,
     v: Tensor,
+    key_dim: int,
     cu_seqlens: Tensor | None,
     normalize: bool,  # noqa: FBT001 (private)
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients as the kernels write them: those of q and k per value head, to be summed.
-
-    In float32 where there are several to a head: those of a normalised read are large and cancel,
-    and each of them rounded put the sum beyond its tolerance.
-    """
-    B, T, H, K = q.shape
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of v, the initial memory and the initial key sum."""
     HV, V = v.shape[2:]
-    count = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    dtype = q.dtype if HV == H else torch.float32
-    d_q, d_k = (q.new_empty((B, T, HV, K), dtype=dtype) for _ in range(2))
-    d_initial = torch.empty((count, HV, K, V), dtype=torch.float32, device=v.device)
-    shape = (count, HV, K) if normalize else (0,)
+    count = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    d_initial = torch.empty((count, HV, key_dim, V), dtype=torch.float32, device=v.device)
+    shape = (count, HV, key_dim) if normalize else (0,)
     d_initial_z = torch.empty(shape, dtype=torch.float32, device=v.device)
-    return d_q, d_k, torch.empty_like(v), d_initial, d_initial_z
+    return torch.empty_like(v), d_initial, d_initial_z
 
 
 linear_attention_backward_op = torch.library.custom_op(
@@ -448,11 +432,13 @@ def _linear_attention_backward_fake(
     q,
     k,
     v,
-    start,
-    start_z,
+    initial_state,
+    initial_key_sum,
     cu_seqlens,
     out,
     denominator,
+    added,
+    added_z,
     q_image,
     k_image,
     d_out,
@@ -464,19 +450,16 @@ def _linear_attention_backward_fake(
     normalize,
     segments,
 ):
-    others = _allocate_gradients(q, v, cu_seqlens, normalize)[2:]
+    others = _allocate_gradients(v, q.shape[-1], cu_seqlens, normalize)
     return torch.empty_like(q), torch.empty_like(k), *others
 
 
 def _keep(ctx, inputs, output) -> None:
     """Keeps for the backward what it reads."""
-    q, k, v, initial_state, initial_key_sum, cu_seqlens, *options = inputs
-    out, _, _, denominator, start, start_z, *images = output
+    out, _, _, *saved = output
     ctx.set_materialize_grads(False)
-    if options[-1] == 1:
-        start, start_z = initial_state, initial_key_sum
-    ctx.save_for_backward(q, k, v, start, start_z, cu_seqlens, out, denominator, *images)
-    ctx.options = options
+    ctx.save_for_backward(*inputs[:6], out, *saved)
+    ctx.options = inputs[6:]
 
 
 def _input_gradients(ctx, gradients, d_out, d_final, d_final_z):

@@ -1,9 +1,9 @@
 """Joining the segments of a split sequence: from what each does alone to where each starts.
 
-A segment maps memory by S -> Π S + E, additive memory with Π = I, which is a sum. Walking the
-segments in order from the initial memory gives the memory each starts from; walking them in reverse
-with Πᵀ does the same for gradients. The map is exact, so a split changes rounding only. Cost: one
-K × K by K × V product per segment and head, where Π is not I.
+A segment maps memory by S -> Π S + E. Walking the segments in order from the initial memory gives
+the memory each starts from; walking them in reverse with Πᵀ does the same for gradients. The map is
+exact, so a split changes rounding only. Cost: one K × K by K × V product per segment and head.
+Additive memory, whose Π is I, needs no kernel for its sum: `linear_attention_scan`.
 """
 
 import triton
@@ -90,7 +90,7 @@ def join_segments(
         reverse: walk from the last segment to the first, through the transposed transitions.
     """
     count, segments, HV, K, V = local_end.shape
-    block_v = min(64, power_of_two(V))
+    block_v = 64
     launch_kernel(
         join_segments_kernel,
         count * HV * -(-V // block_v),
@@ -102,113 +102,11 @@ def join_segments(
         V=V,
         BK=power_of_two(K),
         BV=block_v,
-        BJ=min(64, power_of_two(K)),
+        BJ=64,
         SEGMENTS=segments,
         HV=HV,
         HAS_INITIAL=initial is not None,
         REVERSE=reverse,
         num_warps=8,
         num_stages=1,
-    )
-
-
-@triton.jit
-def join_sums_kernel(
-    local_end,
-    local_end_z,
-    initial,
-    initial_z,
-    start,
-    start_z,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    HV: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    HAS_Z: tl.constexpr,
-    REVERSE: tl.constexpr,
-):
-    """The same where every transition is the identity: a sum over the segments walked before.
-
-    Grid: sequences × HV × blocks of BLOCK numbers of memory, and one more block for the key sum.
-    """
-    BLOCKS: tl.constexpr = (K * V + BLOCK - 1) // BLOCK
-    PROGRAMS: tl.constexpr = BLOCKS + (1 if HAS_Z else 0)
-    i_program = tl.program_id(0).to(tl.int64)
-    i_block = (i_program % PROGRAMS).to(tl.int32)
-    i_h = i_program // PROGRAMS % HV
-    i_n = i_program // (PROGRAMS * HV)
-    if i_block < BLOCKS:
-        o_x = i_block * BLOCK + tl.arange(0, BLOCK)
-        _sum_segments(
-            local_end, initial, start, i_n, i_h, o_x, K * V, SEGMENTS, HV, HAS_INITIAL, REVERSE
-        )
-    elif HAS_Z:
-        o_x = tl.arange(0, BLOCK)
-        _sum_segments(
-            local_end_z, initial_z, start_z, i_n, i_h, o_x, K, SEGMENTS, HV, HAS_INITIAL, REVERSE
-        )
-
-
-@triton.jit
-def _sum_segments(
-    local_end,
-    initial,
-    start,
-    i_n,
-    i_h,
-    o_x,
-    SIZE: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    HV: tl.constexpr,
-    HAS_INITIAL: tl.constexpr,
-    REVERSE: tl.constexpr,
-):
-    m_x = o_x < SIZE
-    b_sum = tl.zeros_like(o_x).to(tl.float32)
-    if HAS_INITIAL:
-        b_sum = tl.load(initial + (i_n * HV + i_h) * SIZE + o_x, mask=m_x, other=0.0)
-    for i in range(SEGMENTS):
-        i_s = SEGMENTS - 1 - i if REVERSE else i
-        o_state = ((i_n * SEGMENTS + i_s) * HV + i_h) * SIZE + o_x
-        tl.store(start + o_state, b_sum, mask=m_x)
-        b_sum += tl.load(local_end + o_state, mask=m_x, other=0.0)
-
-
-Walk = tuple[Tensor, Tensor | None, Tensor]
-"""What each segment leaves of nothing, where the walk starts (None: at zero), what is written."""
-
-
-def join_sums(memory: Walk, key_sum: Walk | None, *, reverse: bool = False) -> None:
-    """Writes what each segment of additive memory starts from, or the gradient behind it.
-
-    Args:
-        memory: `[N, S, HV, K, V]`, `[N, HV, K, V]` and `[N, S, HV, K, V]`, float32.
-        key_sum: the same without V; None where there is none.
-        reverse: walk from the last segment to the first.
-    """
-    local_end, initial, start = memory
-    local_end_z, initial_z, start_z = key_sum or (None, None, None)
-    count, segments, HV, K, V = local_end.shape
-    block = max(power_of_two(K), min(2048, power_of_two(K * V)))
-    programs = -(-K * V // block) + (key_sum is not None)
-    launch_kernel(
-        join_sums_kernel,
-        count * HV * programs,
-        local_end=local_end,
-        local_end_z=local_end_z,
-        initial=initial,
-        initial_z=initial_z,
-        start=start,
-        start_z=start_z,
-        K=K,
-        V=V,
-        BLOCK=block,
-        SEGMENTS=segments,
-        HV=HV,
-        HAS_INITIAL=initial is not None,
-        HAS_Z=key_sum is not None,
-        REVERSE=reverse,
-        num_warps=4,
     )

@@ -114,7 +114,7 @@ def parts(op: str, shape: BenchmarkShape) -> list[Part]:
     whole_key = [tiles.power_of_two(shape.K)]
     return [
         _part("scan", _scans(shape), shape),
-        _part("prepare", _cuts(whole_key, [16], [1], REGISTERS), shape),
+        _part("prepare", _cuts(whole_key, [64], [1], REGISTERS), shape),
         _part("pairs", _cuts([min(64, *whole_key)], _blocks(shape.V), (1, 2), REGISTERS), shape),
         _part("token", _cuts(_blocks(shape.K), _blocks(shape.V), (1, 2), (None,)), shape),
     ]
@@ -233,7 +233,7 @@ def _cuts(
 ) -> list[Tile]:
     """All tiles of these that are not known to fail."""
     product = itertools.product(blocks_k, blocks_v, WARPS, stages, registers)
-    return [Tile(*cut) for cut in product if not (cut[1] == 32 and cut[2] == 4)]
+    return [Tile(*cut) for cut in product if min(cut[:2]) >= tiles.SHORTEST_ROW or cut[2] >= 8]
 
 
 def _channel_parts(shape: BenchmarkShape) -> list[Part]:

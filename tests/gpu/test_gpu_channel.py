@@ -27,6 +27,7 @@ SIZES = {
     "no powers of two": (1, 81, 1, 2, 100, 60),
     "largest": (1, 70, 1, 1, 256, 512),
     "smallest": (1, 70, 1, 1, 16, 16),
+    "narrow": (1, 130, 2, 4, 24, 40),
 }
 DECAYS = ("mild", "strong", "one channel", "open", "mixed")
 

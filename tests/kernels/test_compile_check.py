@@ -1,5 +1,6 @@
 """The compile check: it finds what it is for, and every kernel passes it."""
 
+import itertools
 import sys
 
 import pytest
@@ -16,7 +17,14 @@ from kernels.compile_check import (
     transposed_stores,
 )
 from kernels.launch import is_interpreted
-from kernels.tiles import Tile
+from kernels.tiles import (
+    Tile,
+    linear_scan_tile,
+    pairs_tile,
+    prepare_tile,
+    scan_tile,
+    token_tile,
+)
 
 compiled = pytest.mark.skipif(is_interpreted(), reason="the interpreter replaces the compiler")
 
@@ -91,6 +99,16 @@ def test_each_kernel_compiles_for_hopper_without_fault(
     assert capsys.readouterr().out.count("  ok\n") > 10
 
 
-def test_the_tile_that_crashes_is_refused() -> None:
-    with pytest.raises(ValueError, match="32-wide value tile with 4 warps"):
-        Tile(64, 32, 4, 3)
+def test_tiles_that_crash_are_refused() -> None:
+    for narrow in ((64, 32), (16, 64)):
+        with pytest.raises(ValueError, match="narrower than 64 with less than 8 warps"):
+            Tile(*narrow, 4, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_no_head_is_narrow_enough_for_a_tile_that_crashes(dtype: torch.dtype) -> None:
+    for key_dim, value_dim in itertools.product((1, 8, 16, 24, 32, 48, 64, 100, 256), repeat=2):
+        for rule in (scan_tile, linear_scan_tile, prepare_tile, pairs_tile, token_tile):
+            tile = rule(key_dim, value_dim, dtype)
+            assert tile.block_k >= 64
+            assert tile.block_v >= 64

@@ -33,7 +33,8 @@ def test_a_trial_takes_the_share_that_its_memory_needs(asked, pilots, memory, ex
 
 @pytest.mark.ray
 def test_a_sweep_is_priced_by_pilots_and_refused_beyond_its_limit(fake):
-    fake.write([1e-3, 3e-3], [0, 1])
+    """The first pilot's process is killed, which says nothing about its shape: it is run again."""
+    fake.write([1e-3, 3e-3], [0, 1], killed_measurements=1)
     limit = "price.max_gpu_hours=1e-5"
     assert fake.call(verb="plan") == 0
     assert "1 shape is not measured yet" in fake.said
