@@ -4,6 +4,7 @@ A node of a cluster needs this checkout and the sweep's root at the same paths a
 versions; each is asked before the first trial.
 """
 
+import contextlib
 import logging
 import os
 import signal
@@ -23,6 +24,10 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 # Training is what the machine is there for: 15, Ray's own, is for interactive machines.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# A call to a head that has died can't be interrupted for as long as the first, and the second ends
+# the driver on the spot (60 s both): shorter and longer, so that it can say so and tidy up.
+os.environ.setdefault("RAY_gcs_server_request_timeout_seconds", "20")
+os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "120")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")
 os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")
@@ -32,7 +37,7 @@ os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S", "86400")
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, LedgerError
 from orchestrator.hardware import this_machine
 from orchestrator.leases import living
 from orchestrator.plan import Plan
@@ -51,6 +56,13 @@ Ray's own checks, at their defaults, find one in 15 s where its process ended an
 host is silent.
 """
 ASK_SECONDS = 1.0
+RAY_PROCESSES = {"gcs_server", "raylet"}
+"""Without one of them, a Ray that was started here is dead; others end with the raylet."""
+HEAD_PATIENCE_SECONDS = 20.0
+"""How long a cluster's head may be silent; after two minutes Ray itself ends the driver."""
+ROOM_PATIENCE_SECONDS = 120.0
+"""How long a cluster may have no node for a trial before the sweep stops: one may come back."""
+NOTHING_IS_LOST = "nothing that was recorded is lost, and the same command goes on"
 
 Answer = TypeVar("Answer")
 
@@ -103,11 +115,13 @@ def ray_session(plan: Plan) -> Iterator[None]:
         yield
         return
     before = signal.getsignal(signal.SIGTERM)
+    others, own = set(psutil.Process().children()), list[psutil.Process]()
     try:
         if plan.is_on_cluster:
             connect(str(plan.spec.cluster.address), _environment(plan))
         else:
             _start(plan)
+            own = [p for p in psutil.Process().children(recursive=True) if p not in others]
         signal.signal(signal.SIGTERM, before)
         # How trials end is in their journals; Tune would print each failure's way through Ray.
         logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
@@ -117,6 +131,7 @@ def ray_session(plan: Plan) -> Iterator[None]:
     finally:
         ray.shutdown()
         signal.signal(signal.SIGTERM, before)
+        _end(own)  # where a part of Ray was killed, others would stay for a minute or longer
         reap_orphans(plan)
 
 
@@ -218,6 +233,85 @@ def places(found: Sequence[Node], resources: Mapping[str, float]) -> int:
         # A share such as 0.1 is not exact in binary: ten of them are one GPU.
         total += min(int(have[key] / need + 1e-9) for key, need in resources.items() if need)
     return total
+
+
+class RoomWatch:
+    """Notices that nothing is left that could run a trial: Ray itself would wait for ever.
+
+    A Ray of the sweep's own is dead without its processes, which this process started. A cluster
+    may lose all nodes that have room and get others, or lose its head.
+    """
+
+    def __init__(self, plan: Plan, resources: Mapping[str, float]) -> None:
+        """Know what to look for.
+
+        Args:
+            plan: of the sweep, for what Ray it runs on.
+            resources: of one trial, `cpu` and `gpu`.
+        """
+        self._address = plan.spec.cluster.address if plan.is_on_cluster else None
+        self._resources = resources
+        self._last_answer = self._last_room = time.monotonic()
+
+    def look(self) -> None:
+        """Look once.
+
+        Raises:
+            LedgerError: the sweep's own Ray is dead; or a cluster's node on this machine is, or its
+                head has not answered for `HEAD_PATIENCE_SECONDS`, or none of its living nodes has
+                had room for a trial, in use or not, for `ROOM_PATIENCE_SECONDS`.
+        """
+        if self._address is None:
+            self._require_own_ray()
+        elif self._head_answers():
+            self._require_room()
+
+    def _require_own_ray(self) -> None:
+        dead = RAY_PROCESSES - living_children()
+        if dead:
+            raise LedgerError(
+                f"the sweep's own Ray on this machine has died ({', '.join(sorted(dead))} ended), "
+                f"perhaps for lack of memory; {NOTHING_IS_LOST}"
+            )
+
+    def _head_answers(self) -> bool:
+        """Whether the cluster's head does."""
+        try:
+            _require_answer(ray.get_runtime_context().gcs_address)
+        except OSError:
+            if time.monotonic() - self._last_answer > HEAD_PATIENCE_SECONDS:
+                raise LedgerError(
+                    f"the head of the cluster at {self._address} has not answered for "
+                    f"{HEAD_PATIENCE_SECONDS:g} s; {NOTHING_IS_LOST}"
+                ) from None
+            return False
+        self._last_answer = time.monotonic()
+        return True
+
+    def _require_room(self) -> None:
+        found = nodes()
+        if ray.get_runtime_context().get_node_id() not in {node.node_id for node in found}:
+            raise LedgerError(
+                f"this machine's own node of the cluster at {self._address} has died, and Ray "
+                f"starts no trial without it; {NOTHING_IS_LOST} once it is there again"
+            )
+        if places(found, self._resources):
+            self._last_room = time.monotonic()
+        elif time.monotonic() - self._last_room > ROOM_PATIENCE_SECONDS:
+            raise LedgerError(
+                f"no node of the cluster at {self._address} has had room for a trial for "
+                f"{ROOM_PATIENCE_SECONDS:g} s; {NOTHING_IS_LOST} once there is one"
+            )
+
+
+def living_children() -> set[str]:
+    """Names of the processes that this one started and that still run."""
+    found = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.add(child.name())
+    return found
 
 
 def lost_since(before: Sequence[Node]) -> bool:
@@ -353,16 +447,20 @@ def reap_orphans(plan: Plan) -> int:
     """End processes on this host that an earlier, killed driver left behind; returns how many."""
     states = plan.ledger.states(plan.ledger.replicate_ids())
     processes = living(state.start for state in states.values() if state.status == "running")
+    _end(processes)
+    return len(processes)
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    """End processes: by SIGTERM, and those that outlive it for long by SIGKILL."""
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-        except psutil.NoSuchProcess:
-            continue
     _, alive = psutil.wait_procs(processes, timeout=ORPHAN_GRACE_SECONDS)
     for process in alive:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(alive, timeout=ORPHAN_GRACE_SECONDS)
-    return len(processes)
 
 
 def _own_pid() -> int:

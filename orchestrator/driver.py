@@ -4,6 +4,7 @@ Ray and MLflow are imported where they are needed: a sweep with nothing left to 
 and their start overlaps the preparation of the data.
 """
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -273,7 +274,8 @@ def measure_shapes(plan: Plan, price: Price, provenance: Provenance, console: Co
 
     console.print(f"measuring a few steps of {len(price.unmeasured)} shapes")
     with Watch(plan, console) as watch:
-        run_pilots(plan, price.unmeasured, provenance, watch.measured)
+        measured = functools.partial(watch.measured, what="pilots")
+        run_pilots(plan, price.unmeasured, provenance, measured)
 
 
 def pilot(plan: Plan, provenance: Provenance, console: Console) -> int:

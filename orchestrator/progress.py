@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,8 +82,12 @@ class Progress:
             self._plan, self.watch = plan, watch
             self._open, self._ended = dict(plan.desired), {}
 
-    def tick(self) -> None:
+    def tick(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Look at open replicates; MLflow shows them, where that is due, and then the ended close.
+
+        Args:
+            is_over: whether trials have stopped running, which then wait for this look. MLflow is
+                told of no more results in it; the next look, or `finish`, tells it of the rest.
 
         Raises:
             SweepStoppedError: too many replicates have failed by one and the same bug.
@@ -100,8 +105,8 @@ class Progress:
             if time.monotonic() < self._next_show:
                 return
             began = time.thread_time()
-            if self._show(self._open, states) and self._show_ended():
-                self._ended.clear()
+            if self._show(self._open, states):
+                self._show_ended(is_over)
             self._next_show = time.monotonic() + (time.thread_time() - began) / MLFLOW_SHARE
 
     def finish(self, patience_seconds: float = 0.0) -> None:
@@ -143,14 +148,15 @@ class Progress:
             )
         return not self._is_behind
 
-    def _show_ended(self) -> bool:
-        """Bring MLflow up to the results that it lacks, a few at a time; whether all were told."""
-        ledger, names = self._plan.ledger, list(self._ended)
-        for first in range(0, len(names), SHOWN_AT_A_TIME):
-            records = {n: self._ended[n] for n in names[first : first + SHOWN_AT_A_TIME]}
-            if not self._show(records, {name: ledger.state(name) for name in records}):
-                return False
-        return True
+    def _show_ended(self, is_over: Callable[[], bool]) -> None:
+        """Bring MLflow up to the results that it lacks, a few at a time, while trials run."""
+        while self._ended and not is_over():
+            records = dict(islice(self._ended.items(), SHOWN_AT_A_TIME))
+            states = {name: self._plan.ledger.state(name) for name in records}
+            if not self._show(records, states):
+                return
+            for name in records:
+                del self._ended[name]
 
     def _show(self, records: dict[str, TrialRecord], states: dict[str, ReplicateState]) -> bool:
         """Bring MLflow up to the states; whether it could be written."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Before ray, as it sets what ray reads when it is imported.
-from orchestrator.cluster import lost_since, nodes, places, reap_orphans, whole_node
+from orchestrator.cluster import RoomWatch, lost_since, nodes, places, reap_orphans, whole_node
 
 # isort: split
 from ray import tune
@@ -30,7 +30,13 @@ from orchestrator.failures import classify_death, grants_retry, smaller_pass
 from orchestrator.job import Job, WorkerRetiredError
 from orchestrator.journal import Journal, last_event
 from orchestrator.leases import interrupt_main_thread
-from orchestrator.pilot import PILOT_STEPS, PILOT_WARMUP_STEPS, loss_share, pilot_journal
+from orchestrator.pilot import (
+    PILOT_STEPS,
+    PILOT_WARMUP_STEPS,
+    loss_share,
+    pilot_journal,
+    read_pilot,
+)
 from orchestrator.plan import Plan
 from orchestrator.provenance import Provenance, trial_stamp
 
@@ -38,12 +44,16 @@ if TYPE_CHECKING:
     from orchestrator.worker import Baseline
 
 POLL_SECONDS = 2.0
+ROOM_SECONDS = 10.0
+"""How often Ray is asked whether a node is left for trials: seldom, beside measurements too."""
 JOBS_PER_EXPERIMENT = 1000
 """Tune keeps 33 kB of each trial until its experiment ends (measured), so that one of ten thousand
 would take 300 MB; the price is that its last trials leave devices idle once in a thousand."""
 
-OnTick = Callable[[], None]
-"""Called every `POLL_SECONDS` while trials run."""
+OnTick = Callable[[Callable[[], bool]], None]
+"""Called every `POLL_SECONDS` while trials run, with a function that tells whether they are over:
+the call is waited for, with nothing running, so it should then end soon."""
+OnEnd = Callable[[], None]
 OnMeasured = Callable[[int, int], None]
 """Called with how many measurements of speed have ended, and how many there are."""
 
@@ -111,7 +121,7 @@ def run_lanes(
     plan: Plan,
     provenance: Provenance,
     on_tick: OnTick,
-    lane_ends: OnTick,
+    lane_ends: OnEnd,
     on_measured: OnMeasured,
 ) -> Plan:
     """Run what the plan lacks, both lanes, with retries; returns the plan as it then stands.
@@ -121,8 +131,8 @@ def run_lanes(
     Args:
         plan: what is desired; its data must be prepared.
         provenance: repeated in every journal.
-        on_tick: called every `POLL_SECONDS` while loss trials run, for progress and tracking;
-            never while speed is measured.
+        on_tick: called while loss trials run, for progress and tracking; never while speed is
+            measured.
         lane_ends: called after each lane.
         on_measured: called before the first measurement of speed and after each.
 
@@ -168,7 +178,7 @@ def _speed_lane(plan: Plan, provenance: Provenance, on_measured: OnMeasured) -> 
 def run_pilots(
     plan: Plan, missing: Mapping[str, Path], provenance: Provenance, on_measured: OnMeasured
 ) -> None:
-    """Measure shapes one after another; call it inside `ray_session`.
+    """Measure shapes one after another, as often as failures are retried; call in `ray_session`.
 
     Args:
         plan: what the shapes are of; its data must be prepared.
@@ -176,6 +186,22 @@ def run_pilots(
         provenance: repeated in every journal.
         on_measured: called before the first shape and after each.
     """
+    failures: dict[str, list[str]] = defaultdict(list)
+    while missing:
+        _measure(plan, _pilot_jobs(plan, missing, provenance), on_measured)
+        failed = {cell: folder for cell, folder in missing.items() if read_pilot(folder) is None}
+        for cell, folder in failed.items():
+            end = last_event(pilot_journal(folder)) or {}
+            failures[cell].append(end.get("failure_class") or "oom_host")
+        # A shape that does not fit its device fits no better the second time.
+        missing = {
+            cell: folder
+            for cell, folder in failed.items()
+            if failures[cell][-1] != "oom_gpu" and grants_retry(plan.spec.retries, failures[cell])
+        }
+
+
+def _pilot_jobs(plan: Plan, missing: Mapping[str, Path], provenance: Provenance) -> list[Job]:
     jobs, stamp = [], trial_stamp(provenance)
     for cell in plan.sweep.cells:
         if cell.cell_id not in missing:
@@ -204,7 +230,7 @@ def run_pilots(
                 ranks=plan.ranks,
             )
         )
-    _measure(plan, jobs, on_measured)
+    return jobs
 
 
 def _measure(plan: Plan, jobs: list[Job], on_measured: OnMeasured) -> None:
@@ -284,39 +310,63 @@ def _run_experiment(
     on_tick: OnTick | None,
     on_end: "_AtEnds | None",
 ) -> None:
-    """One Tune experiment over a list of jobs."""
+    """One Tune experiment over a list of jobs.
+
+    Raises:
+        LedgerError: Ray has died, or its cluster has no room for a trial any more.
+    """
+    room = RoomWatch(plan, resources)
+    room.look()  # asking a Ray that died between two experiments for its nodes would not end
     # Tune looks for its folder from every node of a cluster, and they share the root.
     place = plan.root if plan.is_on_cluster else None
     before = nodes()
     folder = tempfile.TemporaryDirectory(prefix=".seedfront-tune-", dir=place)
-    with folder as storage, _ticking(on_tick):
-        tuner = tune.Tuner(
-            tune.with_resources(TrialWorker, dict(resources)),
-            # As texts, since Tune copies the whole grid for every trial that it makes of it.
-            param_space={"job": tune.grid_search([json.dumps(asdict(job)) for job in jobs])},
-            tune_config=tune.TuneConfig(
-                scheduler=StartsSpared(places(before, resources)),
-                reuse_actors=plan.spec.reuse_workers,
-                trial_dirname_creator=lambda trial: trial.trial_id,
-            ),
-            run_config=tune.RunConfig(
-                name=f"round-{time.time_ns()}",
-                storage_path=storage,
-                callbacks=[on_end] if on_end is not None else None,
-                failure_config=tune.FailureConfig(max_failures=0),
-                # A trainable without save_checkpoint fails at its end otherwise, and is not reused.
-                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                verbose=0,
-            ),
-        )
-        results = tuner.fit()
+    with folder as storage, _ticking(on_tick), _ticking(lambda _: room.look(), ROOM_SECONDS):
+        tuner = _tuner(plan, jobs, resources, places(before, resources), storage, on_end)
+        try:
+            results = tuner.fit()
+        except Exception:
+            room.look()  # what Tune says of a Ray that has died explains nothing
+            raise
         errors = [results[index].error for index in range(len(results))]
     abandoned = [
         (job, error) for job, error in zip(jobs, errors, strict=True) if not _has_ended(job)
     ]
+    if abandoned:
+        room.look()  # a Ray that has died explains them all
     is_node_lost = plan.is_on_cluster and bool(abandoned) and lost_since(before)
     for job, error in abandoned:
         _close_abandoned(job, error, is_node_lost=is_node_lost)
+
+
+def _tuner(
+    plan: Plan,
+    jobs: list[Job],
+    resources: Mapping[str, float],
+    room: int,
+    storage: str,
+    on_end: "_AtEnds | None",
+) -> tune.Tuner:
+    """A Tune experiment with a trial for each job, kept in the folder `storage`."""
+    return tune.Tuner(
+        tune.with_resources(TrialWorker, dict(resources)),
+        # As texts, since Tune copies the whole grid for every trial that it makes of it.
+        param_space={"job": tune.grid_search([json.dumps(asdict(job)) for job in jobs])},
+        tune_config=tune.TuneConfig(
+            scheduler=StartsSpared(room),
+            reuse_actors=plan.spec.reuse_workers,
+            trial_dirname_creator=lambda trial: trial.trial_id,
+        ),
+        run_config=tune.RunConfig(
+            name=f"round-{time.time_ns()}",
+            storage_path=storage,
+            callbacks=[on_end] if on_end is not None else None,
+            failure_config=tune.FailureConfig(max_failures=0),
+            # A trainable without save_checkpoint fails at its end otherwise, and is not reused.
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            verbose=0,
+        ),
+    )
 
 
 class _AtEnds(tune.Callback):
@@ -361,8 +411,8 @@ def _close_abandoned(job: Job, error: Exception | None, *, is_node_lost: bool) -
 
 
 @contextmanager
-def _ticking(on_tick: OnTick | None) -> Iterator[None]:
-    """Calls `on_tick` in a thread of its own; its first error ends the `with` block at once.
+def _ticking(on_tick: OnTick | None, seconds: float = POLL_SECONDS) -> Iterator[None]:
+    """Calls `on_tick` every so often in a thread; its first error ends the `with` block at once.
 
     Call it where SIGTERM raises `KeyboardInterrupt`.
     """
@@ -373,9 +423,9 @@ def _ticking(on_tick: OnTick | None) -> Iterator[None]:
     errors: list[Exception] = []
 
     def loop() -> None:
-        while not stop.wait(POLL_SECONDS):
+        while not stop.wait(seconds):
             try:
-                on_tick()
+                on_tick(stop.is_set)
             except Exception as error:  # noqa: BLE001 - raised again in the main thread
                 errors.append(error)
                 interrupt_main_thread()
@@ -384,13 +434,14 @@ def _ticking(on_tick: OnTick | None) -> Iterator[None]:
     thread = threading.Thread(target=loop, name="ticker", daemon=True)
     thread.start()
     try:
-        yield
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
     except KeyboardInterrupt:
         if errors:
             raise errors[0] from None
         raise
-    finally:
-        stop.set()
-        thread.join()
     if errors:
         raise errors[0]

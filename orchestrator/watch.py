@@ -88,14 +88,14 @@ class Watch:
             text = self._counts(states, trials)
             self._show(text, lambda: Group(trial_table(trials, self._gpu_use()), Text(text)))
 
-    def measured(self, done: int, total: int) -> None:
-        """Show how many of this call's measurements of speed have ended; 0 before the first."""
+    def measured(self, done: int, total: int, what: str = "speed") -> None:
+        """Show how many of this call's measurements have ended; 0 before the first."""
         if not done:
             self._measuring_since = time.monotonic()
             return
         elapsed = time.monotonic() - self._measuring_since
         eta = duration(elapsed * (total - done) / done)
-        text = f"speed: {done}/{total} measured, one at a time, ETA {eta}"
+        text = f"{what}: {done}/{total} measured, one at a time, ETA {eta}"
         if done < total:
             self._show(text, lambda: _beside(_bar(done, total), text))
 

@@ -1,4 +1,4 @@
-"""Sweeps whose driver and workers are killed at random moments end as if nothing had happened.
+"""Sweeps whose driver, workers and Ray are killed at random moments end as if nothing had happened.
 
 The moments come from a generator with a fixed seed, but what they hit depends on the machine, so
 every run of this test is another case.
@@ -58,15 +58,22 @@ def dying_workers(sweep, generator, mean_seconds):
         killer.join()
 
 
-def storm(sweep, generator, driver_kills, mean_seconds, worker_seconds):
-    """Calls until every replicate has its result; the first ones are killed at random moments.
+def part_of_ray(driver, name):
+    """The process of this name that a driver has started."""
+    (found,) = (p for p in psutil.Process(driver.pid).children() if p.name() == name)
+    return found
 
-    Workers die while a driver is about to, and in each later call for some seconds more.
+
+def storm(sweep, generator, deaths, mean_seconds, worker_seconds):
+    """Calls until every replicate has its result; the first ones end early, at random moments.
+
+    `deaths` names what is killed in each of those: `driver`, or a process of its Ray. Workers die
+    while that is about to happen, and in each later call for some seconds more.
     """
-    for call in range(driver_kills + 6):
+    for call in range(len(deaths) + 6):
         done = results(sweep)
         driver = sweep.start(*LIMITS)
-        if call >= driver_kills:
+        if call >= len(deaths):
             with dying_workers(sweep, generator, 2 * mean_seconds):
                 wait_at_most(driver, worker_seconds)
             code = driver.wait(900)
@@ -79,8 +86,12 @@ def storm(sweep, generator, driver_kills, mean_seconds, worker_seconds):
         )
         with dying_workers(sweep, generator, mean_seconds):
             time.sleep(generator.uniform(0, 2 * mean_seconds))
-            kill(driver.pid)
-            driver.wait()
+            if deaths[call] == "driver":
+                kill(driver.pid)
+                driver.wait()
+            else:
+                part_of_ray(driver, deaths[call]).kill()
+                assert driver.wait(120) == 2, sweep.said
     pytest.fail(f"replicates still fail: {sweep.said}")
 
 
@@ -106,13 +117,13 @@ def at_rates(rates):
     return [DIVERGING, *each]
 
 
-def run_chaos(sweep, descendants, rates, seeds, seed, driver_kills, worker_seconds):
+def run_chaos(sweep, descendants, rates, seeds, seed, deaths, worker_seconds):
     mishaps = at_rates(rates[: len(rates) // 5])
     sweep.write(
         rates, list(range(seeds)), steps=20, step_seconds=0.02, checkpoint_every=5, mishaps=mishaps
     )
     generator = np.random.Generator(np.random.PCG64(seed))
-    storm(sweep, generator, driver_kills, mean_seconds=1.5, worker_seconds=worker_seconds)
+    storm(sweep, generator, deaths, mean_seconds=1.5, worker_seconds=worker_seconds)
     sweep.assert_consistent(len(rates) * seeds)
     trials, curves = sweep.trials(), sweep.curves()
     assert set(trials.query("seed == 2")["status"]) == {"diverged"}
@@ -132,10 +143,31 @@ def run_chaos(sweep, descendants, rates, seeds, seed, driver_kills, worker_secon
 
 def test_sixty_replicates_under_random_kills_are_each_there_once(fake, descendants):
     rates = [0.001 * n for n in range(1, 7)]
-    run_chaos(fake, descendants, rates, 10, seed=1, driver_kills=1, worker_seconds=5)
+    run_chaos(fake, descendants, rates, 10, seed=1, deaths=["driver"], worker_seconds=5)
 
 
 @pytest.mark.slow
 def test_five_hundred_replicates_under_random_kills_are_each_there_once(fake, descendants):
     rates = [0.001 * n for n in range(1, 51)]
-    run_chaos(fake, descendants, rates, 10, seed=2, driver_kills=8, worker_seconds=90)
+    deaths = ["driver", "driver", "raylet", "driver"] * 2
+    run_chaos(fake, descendants, rates, 10, seed=2, deaths=deaths, worker_seconds=90)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["raylet", "gcs_server"])
+def test_a_ray_that_dies_ends_the_sweep_in_a_sentence(fake, descendants, part):
+    # No trial ends after the death, and both workers are in one.
+    held = {"when": {}, "attempts": 1, "at_step": 7, "what": "slow"}
+    fake.write([1e-3], [0, 1, 2, 3], checkpoint_every=5, mishaps=[held])
+    driver = fake.start("lanes.speed.enabled=true")
+    fake.wait_for(fake.begun, driver)
+    part_of_ray(driver, part).kill()
+    assert driver.wait(90) == 2, fake.said
+    assert f"the sweep's own Ray on this machine has died ({part} ended)" in fake.said
+    assert "Traceback" not in fake.said
+    assert descendants(fake.folder) == []
+    assert {run.info.status for run in (*fake.runs(), *fake.runs("sweep"))} <= {"KILLED", "FAILED"}
+    fake.write([1e-3], [0, 1, 2, 3], checkpoint_every=5)
+    assert fake.run("lanes.speed.enabled=true") == 0, fake.said
+    fake.assert_consistent(4)
+    assert set(fake.trials()["status"]) == {"completed"}

@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ class View:
 
     def __init__(self):
         self.told = {}
+        self.tellings = Counter()
         self.largest_call = 0
         self.is_away = False
 
@@ -29,6 +31,7 @@ class View:
             raise TrackingError("it is away")
         self.largest_call = max(self.largest_call, len(records))
         self.told.update({name: states[name].status for name in records})
+        self.tellings.update(records.keys())
 
 
 @pytest.fixture
@@ -55,9 +58,9 @@ def end(sweep, *names):
         journal.close()
 
 
-def look(sweep, *, is_due):
+def look(sweep, *, is_due, is_over=lambda: False):
     sweep.progress._next_show = 0.0 if is_due else math.inf
-    sweep.progress.tick()
+    sweep.progress.tick(is_over)
 
 
 def test_a_result_is_read_once_and_told_when_it_is_due(sweep, monkeypatch):
@@ -89,4 +92,24 @@ def test_results_that_mlflow_could_not_be_told_are_told_later(sweep):
     assert sweep.view.told == {}
     sweep.view.is_away = False
     look(sweep, is_due=True)
+    assert sweep.view.told == dict.fromkeys(sweep.names, "completed")
+
+
+def test_a_look_gives_way_when_trials_are_over_and_the_next_goes_on(sweep, monkeypatch):
+    monkeypatch.setattr(progress, "SHOWN_AT_A_TIME", 2)
+    end(sweep, *sweep.names)
+    look(sweep, is_due=True, is_over=lambda: bool(sweep.view.told))
+    assert list(sweep.view.told) == sweep.names[:2]
+    look(sweep, is_due=True, is_over=lambda: True)
+    assert list(sweep.view.told) == sweep.names[:2]
+    look(sweep, is_due=True)
+    assert sweep.view.tellings == dict.fromkeys(sweep.names, 1)
+    assert sweep.view.told == dict.fromkeys(sweep.names, "completed")
+
+
+def test_what_a_look_left_is_told_at_the_end(sweep):
+    end(sweep, *sweep.names)
+    look(sweep, is_due=True, is_over=lambda: True)
+    assert sweep.view.told == {}
+    sweep.progress.finish()
     assert sweep.view.told == dict.fromkeys(sweep.names, "completed")

@@ -83,7 +83,10 @@ def test_measurements_of_speed_are_counted_between_them(plan, is_terminal, monke
     console, file = shown(plan, is_terminal=is_terminal)
     with Watch(plan, console) as display:
         for done in range(3):
+            display.measured(done, 2, what="pilots")
+        for done in range(3):
             display.measured(done, 2)
+    assert "pilots: 1/2 measured, one at a time, ETA 0 s" in file.getvalue()
     assert "speed: 1/2 measured, one at a time, ETA 0 s" in file.getvalue()
     assert "0/2" not in file.getvalue()
     assert "2/2" not in file.getvalue()
