@@ -14,7 +14,9 @@ What is refused:
 - a matrix descriptor with an upper word that is no constant, or a uniform register that is read
   before it was written (`kernels.uniform_registers`): faults of ptxas 12.8, which comes with Triton
   3.6;
-- a kernel of 16-bit products without warp-group matrix instructions, or with the slow ones;
+- a kernel of 16-bit products without warp-group matrix instructions, with the slow ones, or with
+  each of them waiting for the one before: what a product adds to must not be read between its start
+  and its end;
 - whatever does not compile: types, missing constants, operations that only the compiler checks.
 
 Usage: `python -m kernels.compile_check [--quick] [--only TEXT]`, without `TRITON_INTERPRET`.
@@ -103,6 +105,8 @@ class Report:
         seconds: wall time of the compilation.
         unset_registers: instructions that read a uniform register nobody wrote.
         loose_descriptors: matrix instructions whose descriptors are not right.
+        wgmma_starts: how often the warps make ready for matrix instructions, once for all of a
+            product; the assembler does so before every one where it cannot leave them in flight.
     """
 
     hazards: int
@@ -114,6 +118,7 @@ class Report:
     seconds: float
     unset_registers: int = 0
     loose_descriptors: int = 0
+    wgmma_starts: int = 0
 
     def faults(self, launch: Launch, stack_budget: int) -> list[str]:
         """Every reason to refuse the kernel, in words."""
@@ -132,6 +137,8 @@ class Report:
             found.append(f"{self.stack_bytes} bytes spilled exceed {stack_budget}")
         if launch.has_16_bit_products and self.mma_sync:
             found.append(f"{self.mma_sync} slow matrix instructions beside {self.wgmma} fast ones")
+        if launch.has_16_bit_products and 0 < self.wgmma <= self.wgmma_starts:
+            found.append("every matrix instruction waits for the one before")
         return found
 
 
@@ -215,6 +222,7 @@ def _read(compiled: Any, seconds: float) -> Report:
         seconds=seconds,
         unset_registers=len(unset_uniform_registers(sass)),
         loose_descriptors=len(loose_descriptors(sass)),
+        wgmma_starts=sass.count("WARPGROUP.ARRIVE"),
     )
 
 

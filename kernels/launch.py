@@ -18,7 +18,7 @@ TRITON_OPS = frozenset(
 )
 """Public ops that have Triton kernels; each op's module holds the function in its own table."""
 
-PROVEN_OPS = (TRITON_OPS - {"linear_attention"}) | {"decode"}
+PROVEN_OPS = TRITON_OPS | {"decode"}
 """Ops whose kernels, as they are here, have passed `tests/gpu` on a GPU; "decode" is the one-token
 step of all of them. `auto` takes Triton for these alone. A change of an op's kernels takes the op
 out until they have run again; they are used then only when asked for by name."""

@@ -423,11 +423,15 @@ def _scan(
             if REVERSE:
                 b_weighted = (b_v * b_inverse_d[:, None]).to(b_v.dtype)
 
+        # Before the products that read it: with the sum in flight behind them into the next chunk,
+        # the assembler makes every matrix instruction wait for the one before.
+        b_before = b_state.to(b_k.dtype)
+        b_state = tl.dot(tl.trans(b_k), b_weighted, b_state, input_precision=PRECISION)
         if not STATE_ONLY:
             i_query = (i_row * HQ + i_h // (HV // HQ)) * K
             b_q = tl.load(q + i_query + o_query, mask=m_ck, other=0.0)
             b_scores = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
-            b_out = tl.dot(b_q, b_state.to(b_q.dtype), input_precision=PRECISION)
+            b_out = tl.dot(b_q, b_before, input_precision=PRECISION)
             if NORMALIZE and ROLE == D_QUERY:
                 b_scores = b_scores * b_inverse_d[:, None] + b_dd[:, None]
                 b_out = b_out * b_inverse_d[:, None] + b_dd[:, None] * b_z[None, :]
@@ -449,7 +453,6 @@ def _scan(
                 b_out *= tl.minimum(b_image.to(tl.float32), 1.0)
             tl.store(out + i_gate * V + o_out, b_out.to(out.dtype.element_ty), mask=m_cv)
 
-        b_state = tl.dot(tl.trans(b_k), b_weighted, b_state, input_precision=PRECISION)
         if NORMALIZE:
             if ROLE == FORWARD:
                 b_z += tl.sum(b_k.to(tl.float32), 0)

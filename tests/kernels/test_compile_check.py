@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -88,6 +89,9 @@ def test_every_limit_has_its_fault() -> None:
     report = Report(0, 255, 8, 232_449, 4, 1, 0.0)
     assert len(report.faults(launch, stack_budget=0)) == 3
     assert len(report.faults(launch, stack_budget=8)) == 2
+    serialized = Report(0, 255, 0, 0, 4, 0, 0.0, wgmma_starts=4)
+    assert serialized.faults(launch, 0) == ["every matrix instruction waits for the one before"]
+    assert not replace(serialized, wgmma_starts=1).faults(launch, 0)
 
 
 @compiled
