@@ -20,6 +20,9 @@ RULES = ("kimi_delta_rule", "gated_delta_rule_2")
 # operands so rounded, that of the decay through their pairwise products besides. float16 keeps
 # three bits more. float32 products are tf32x3.
 LIMITS = {torch.bfloat16: 8e-3, torch.float16: 2e-3, torch.float32: 1e-5}
+# What bounds the decay's gradient in float16 is products in tf32: 1.8e-3 to 2.2e-3 over eight draws
+# at 16 to 32 channels, 1.7e-3 to 1.8e-3 at 64 and 128.
+DECAY_LIMITS = LIMITS | {torch.float16: 2.5e-3}
 SIZES = {
     "one token": (1, 1, 1, 1, 128, 128),
     "ragged": (2, 200, 2, 2, 128, 128),
@@ -97,8 +100,9 @@ def compare(rule: str, inputs: dict[str, Tensor], dtype: torch.dtype, **options:
         name: ((actual[name].double() - x).norm() / x.norm().clamp(min=1e-30)).item()
         for name, x in expected.items()
     }
-    wrong = {name: error for name, error in errors.items() if not error <= LIMITS[dtype]}
-    assert not wrong, f"{wrong} beyond {LIMITS[dtype]}; all: {errors}"
+    limits = {name: (DECAY_LIMITS if name == "d_log_decay" else LIMITS)[dtype] for name in errors}
+    wrong = {name: error for name, error in errors.items() if not error <= limits[name]}
+    assert not wrong, f"{wrong} beyond {limits}; all: {errors}"
 
 
 @pytest.mark.parametrize("rule", RULES)
