@@ -37,7 +37,7 @@ os.environ.setdefault("TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S", "86400")
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.errors import ConfigError, LedgerError
+from orchestrator.errors import ConfigError
 from orchestrator.hardware import this_machine
 from orchestrator.leases import living
 from orchestrator.plan import Plan
@@ -56,13 +56,6 @@ Ray's own checks, at their defaults, find one in 15 s where its process ended an
 host is silent.
 """
 ASK_SECONDS = 1.0
-RAY_PROCESSES = {"gcs_server", "raylet"}
-"""Without one of them, a Ray that was started here is dead; others end with the raylet."""
-HEAD_PATIENCE_SECONDS = 20.0
-"""How long a cluster's head may be silent; after two minutes Ray itself ends the driver."""
-ROOM_PATIENCE_SECONDS = 120.0
-"""How long a cluster may have no node for a trial before the sweep stops: one may come back."""
-NOTHING_IS_LOST = "nothing that was recorded is lost, and the same command goes on"
 
 Answer = TypeVar("Answer")
 
@@ -179,7 +172,7 @@ def connect(address: str, environment: dict[str, str]) -> None:
         ConfigError: no cluster answers there, or it takes no driver such as this one.
     """
     try:
-        _require_answer(address)
+        require_answer(address)
         ray.init(
             address=address,
             log_to_driver=False,
@@ -194,8 +187,15 @@ def connect(address: str, environment: dict[str, str]) -> None:
         ) from None
 
 
-def _require_answer(address: str) -> None:
-    """Raises OSError where nobody listens: Ray itself would go on trying for minutes."""
+def require_answer(address: str) -> None:
+    """Asks whether somebody listens, since Ray itself would go on trying for minutes.
+
+    Args:
+        address: `HOST:PORT`; without a port nobody is asked.
+
+    Raises:
+        OSError: nobody answers.
+    """
     host, _, port = address.rpartition(":")
     if port.isdigit():
         socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
@@ -225,6 +225,16 @@ def nodes() -> list[Node]:
     ]
 
 
+def head_address() -> str:
+    """Where the head of the cluster listens."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def own_node_id() -> str:
+    """Ray's name for the node that this process is on."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
 def places(found: Sequence[Node], resources: Mapping[str, float]) -> int:
     """How many trials that need these resources, `cpu` and `gpu`, these nodes hold at a time."""
     total = 0
@@ -233,85 +243,6 @@ def places(found: Sequence[Node], resources: Mapping[str, float]) -> int:
         # A share such as 0.1 is not exact in binary: ten of them are one GPU.
         total += min(int(have[key] / need + 1e-9) for key, need in resources.items() if need)
     return total
-
-
-class RoomWatch:
-    """Notices that nothing is left that could run a trial: Ray itself would wait for ever.
-
-    A Ray of the sweep's own is dead without its processes, which this process started. A cluster
-    may lose all nodes that have room and get others, or lose its head.
-    """
-
-    def __init__(self, plan: Plan, resources: Mapping[str, float]) -> None:
-        """Know what to look for.
-
-        Args:
-            plan: of the sweep, for what Ray it runs on.
-            resources: of one trial, `cpu` and `gpu`.
-        """
-        self._address = plan.spec.cluster.address if plan.is_on_cluster else None
-        self._resources = resources
-        self._last_answer = self._last_room = time.monotonic()
-
-    def look(self) -> None:
-        """Look once.
-
-        Raises:
-            LedgerError: the sweep's own Ray is dead; or a cluster's node on this machine is, or its
-                head has not answered for `HEAD_PATIENCE_SECONDS`, or none of its living nodes has
-                had room for a trial, in use or not, for `ROOM_PATIENCE_SECONDS`.
-        """
-        if self._address is None:
-            self._require_own_ray()
-        elif self._head_answers():
-            self._require_room()
-
-    def _require_own_ray(self) -> None:
-        dead = RAY_PROCESSES - living_children()
-        if dead:
-            raise LedgerError(
-                f"the sweep's own Ray on this machine has died ({', '.join(sorted(dead))} ended), "
-                f"perhaps for lack of memory; {NOTHING_IS_LOST}"
-            )
-
-    def _head_answers(self) -> bool:
-        """Whether the cluster's head does."""
-        try:
-            _require_answer(ray.get_runtime_context().gcs_address)
-        except OSError:
-            if time.monotonic() - self._last_answer > HEAD_PATIENCE_SECONDS:
-                raise LedgerError(
-                    f"the head of the cluster at {self._address} has not answered for "
-                    f"{HEAD_PATIENCE_SECONDS:g} s; {NOTHING_IS_LOST}"
-                ) from None
-            return False
-        self._last_answer = time.monotonic()
-        return True
-
-    def _require_room(self) -> None:
-        found = nodes()
-        if ray.get_runtime_context().get_node_id() not in {node.node_id for node in found}:
-            raise LedgerError(
-                f"this machine's own node of the cluster at {self._address} has died, and Ray "
-                f"starts no trial without it; {NOTHING_IS_LOST} once it is there again"
-            )
-        if places(found, self._resources):
-            self._last_room = time.monotonic()
-        elif time.monotonic() - self._last_room > ROOM_PATIENCE_SECONDS:
-            raise LedgerError(
-                f"no node of the cluster at {self._address} has had room for a trial for "
-                f"{ROOM_PATIENCE_SECONDS:g} s; {NOTHING_IS_LOST} once there is one"
-            )
-
-
-def living_children() -> set[str]:
-    """Names of the processes that this one started and that still run."""
-    found = set()
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if child.status() != psutil.STATUS_ZOMBIE:
-                found.add(child.name())
-    return found
 
 
 def lost_since(before: Sequence[Node]) -> bool:

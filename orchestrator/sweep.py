@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Before ray, as it sets what ray reads when it is imported.
-from orchestrator.cluster import RoomWatch, lost_since, nodes, places, reap_orphans, whole_node
+from orchestrator.cluster import lost_since, nodes, places, reap_orphans, whole_node
 
 # isort: split
 from ray import tune
@@ -30,6 +30,7 @@ from orchestrator.failures import classify_death, grants_retry, smaller_pass
 from orchestrator.job import Job, WorkerRetiredError
 from orchestrator.journal import Journal, last_event
 from orchestrator.leases import interrupt_main_thread
+from orchestrator.outages import RoomWatch
 from orchestrator.pilot import (
     PILOT_STEPS,
     PILOT_WARMUP_STEPS,

@@ -1,19 +1,13 @@
 """A sweep on a Ray cluster of two nodes, one of which is lost while it runs."""
 
-import subprocess
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 from ray.cluster_utils import Cluster
 
-from orchestrator import cluster
-from orchestrator.cluster import Node, RoomWatch
 from orchestrator.config import ClusterConfig
 from orchestrator.doctor import examine_cluster
-from orchestrator.errors import LedgerError
 from orchestrator.journal import read_events
 from orchestrator.provenance import CHECKOUT
 from tests.orchestrator.conftest import TRAINER
@@ -95,89 +89,3 @@ def test_an_address_where_nobody_answers_is_said(fake):
     assert fake.call(*overrides) == 2, fake.said
     assert "no Ray cluster can be joined there" in fake.said
     assert not fake.journals()
-
-
-TRIAL = {"cpu": 2, "gpu": 0.5}
-LARGE, HERE = (Node(node_id=host, host=host, cpus=8, gpus=n) for host, n in (("a", 1), ("b", 0)))
-
-
-@pytest.fixture
-def watched(monkeypatch):
-    """A watch of a cluster whose nodes, head and clock are told; none of them is real."""
-    told = SimpleNamespace(now=0.0, nodes=[LARGE, HERE], is_head_silent=False)
-    context = SimpleNamespace(gcs_address="head:6379", get_node_id=lambda: HERE.node_id)
-
-    def require_answer(address):
-        assert address == "head:6379"
-        if told.is_head_silent:
-            raise ConnectionRefusedError
-
-    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: told.now))
-    monkeypatch.setattr(cluster, "nodes", lambda: told.nodes)
-    monkeypatch.setattr(cluster, "_require_answer", require_answer)
-    monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda: context)
-    spec = SimpleNamespace(cluster=SimpleNamespace(address="auto"))
-    told.watch = RoomWatch(SimpleNamespace(is_on_cluster=True, spec=spec), TRIAL)
-
-    def look(*seconds):
-        for now in seconds:
-            told.now = float(now)
-            told.watch.look()
-
-    told.look = look
-    return told
-
-
-def test_a_cluster_may_be_without_room_for_a_while(watched):
-    watched.look(10, 20)
-    watched.nodes = [HERE]
-    watched.look(30, 140)
-    watched.nodes = [HERE, LARGE]
-    watched.look(150)
-    watched.nodes = [HERE]
-    watched.look(160, 270)
-    with pytest.raises(LedgerError, match=r"no node of the cluster at auto has had room .* 120 s"):
-        watched.look(271)
-
-
-def test_the_head_of_a_cluster_may_be_silent_for_less_than_ray_bears(watched):
-    watched.look(10)
-    watched.is_head_silent = True
-    watched.look(20, 30)
-    watched.is_head_silent = False
-    watched.look(40)
-    watched.is_head_silent = True
-    watched.look(50, 60)
-    with pytest.raises(LedgerError, match=r"head of the cluster at auto has not answered for 20 s"):
-        watched.look(61)
-
-
-def test_a_cluster_without_the_drivers_own_node_starts_nothing(watched):
-    watched.look(10)
-    watched.nodes = [LARGE]
-    with pytest.raises(LedgerError, match="this machine's own node of the cluster at auto has die"):
-        watched.look(20)
-
-
-@pytest.mark.parametrize("dead", ["raylet", "gcs_server"])
-def test_a_ray_of_ones_own_is_dead_at_once_without_one_of_its_processes(monkeypatch, dead):
-    running = {"raylet", "gcs_server", "git"}
-    monkeypatch.setattr(cluster, "living_children", lambda: running)
-    watch = RoomWatch(SimpleNamespace(is_on_cluster=False), TRIAL)
-    watch.look()
-    running.remove(dead)
-    with pytest.raises(LedgerError, match=rf"own Ray on this machine has died \({dead} ended\)"):
-        watch.look()
-
-
-def test_a_child_that_was_killed_and_not_waited_for_is_not_living():
-    child = subprocess.Popen(["sleep", "60"])
-    try:
-        assert "sleep" in cluster.living_children()
-        child.kill()
-        deadline = time.monotonic() + 30
-        while "sleep" in cluster.living_children():
-            assert time.monotonic() < deadline
-    finally:
-        child.kill()
-        child.wait()
