@@ -202,7 +202,12 @@ def require_answer(address: str) -> None:
 
 
 def _environment(plan: Plan) -> dict[str, str]:
-    return worker_environment() | {"OMP_NUM_THREADS": str(plan.threads)}
+    found = worker_environment() | {"OMP_NUM_THREADS": str(plan.threads)}
+    if plan.device == "cpu":
+        # Where Linux gives pages of 2 MiB on request, glibc asks for them: what a step touches is
+        # more than a processor remembers the places of (log, "huge pages").
+        found["GLIBC_TUNABLES"] = os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    return found
 
 
 def worker_environment() -> dict[str, str]:

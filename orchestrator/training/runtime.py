@@ -2,8 +2,6 @@
 
 import contextlib
 import ctypes
-import functools
-import mmap
 import platform
 import re
 import resource
@@ -18,15 +16,9 @@ import torch
 PRECISIONS = ("fp32", "bf16")
 
 # Names and values of glibc's <malloc.h>; 32 MiB is the largest threshold that it takes.
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST_MMAP_THRESHOLD = 32 << 20
-DEFAULT_TOP_PAD = 128 << 10
 KEPT_BYTES = 1 << 30
-
-HUGE_PAGE_BYTES = 2 << 20
-"""Of x86 and of most ARM kernels; others round what they are asked for to their own."""
-HUGE_HEAP_BYTES = 256 << 20
-"""Memory that `use_huge_pages` asks for at once; a nano trial uses 140 MiB of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,13 +101,9 @@ class Runtime:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Sets the number of threads, and puts it back.
-
-        On a CPU also `keep_freed_memory` and `use_huge_pages`, which last as long as the process.
-        """
+        """Sets the number of threads, and puts it back; on a CPU also `keep_freed_memory`."""
         if not self.is_cuda:
             keep_freed_memory()
-            use_huge_pages()
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
@@ -136,33 +124,6 @@ def keep_freed_memory() -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP_THRESHOLD)
         libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-
-
-@functools.cache
-def use_huge_pages() -> None:
-    """Grows glibc's heap once by memory in pages of 2 MiB, where Linux gives these on request.
-
-    Rows of logits lie 16 kB apart, each on a page of its own, and what a step touches is more than
-    a processor remembers the places of, a virtual one above all: see docs/log.md for what that
-    costs. The pages are taken when they are first written to. Call `keep_freed_memory` before, or
-    glibc hands them back. It does nothing without glibc, or where the system gives no such pages.
-    """
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return
-    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
-    libc.free.argtypes = [ctypes.c_void_p]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    before = libc.sbrk(0)
-    libc.mallopt(M_TOP_PAD, HUGE_HEAP_BYTES)
-    # The largest block that comes from the heap, so that the heap has to grow for it.
-    libc.free(libc.malloc(LARGEST_MMAP_THRESHOLD - mmap.PAGESIZE))
-    libc.mallopt(M_TOP_PAD, DEFAULT_TOP_PAD)
-    first = -(-before // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    if (size := libc.sbrk(0) - first) > 0:
-        libc.madvise(first, size, mmap.MADV_HUGEPAGE)
 
 
 def processor_name() -> str:
