@@ -5,11 +5,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from orchestrator.outages import RoomWatch
 
 from orchestrator import outages
 from orchestrator.cluster import Node
 from orchestrator.errors import LedgerError
+from orchestrator.outages import RoomWatch
 
 TRIAL = {"cpu": 2, "gpu": 0.5}
 LARGE, HERE = (Node(node_id=host, host=host, cpus=8, gpus=n) for host, n in (("a", 1), ("b", 0)))
