@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.sequences import Sequences, num_chunk_slots, num_segments, sequences
-from kernels.tiles import CHUNK, dot_precision, power_of_two, processors
+from kernels.tiles import CHUNK, dot_precision, processors, tile_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Call:
     @property
     def scan_key(self) -> int:
         """Rows of the memory in a scan, all channels in one tile."""
-        return power_of_two(self.K)
+        return tile_width(self.K)
 
     @property
     def tiles_v(self) -> int:

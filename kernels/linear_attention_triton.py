@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 
 from kernels.launcher import launch_kernel
 from kernels.linear_attention_scan import (
+    D_VALUE,
+    FORWARD,
     feature_map_kernel,
     linear_attention_bwd_kernel,
     linear_attention_denominator_bwd_kernel,
@@ -25,13 +27,13 @@ from kernels.tiles import (
     device_of,
     dot_precision,
     linear_scan_tile,
-    power_of_two,
     processors,
+    tile_width,
 )
 
 # Axis letters: B batch, T time, H heads, K key dim, V value dim, N sequences.
 
-_FORWARD, _D_VALUE = 0, 3
+_FORWARD, _D_VALUE = FORWARD.value, D_VALUE.value
 
 
 def linear_attention_triton(
@@ -387,7 +389,7 @@ def _gradients(
 def _launch_denominator(
     out: Tensor, d_out: Tensor, denominator: Tensor, d_denominator: Tensor
 ) -> None:
-    block_v = power_of_two(out.shape[-1])
+    block_v = tile_width(out.shape[-1])
     # About 4096 numbers a program, 32 a thread.
     block_r = max(1, 4096 // block_v)
     num_rows = denominator.numel()

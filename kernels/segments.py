@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launcher import launch_kernel
-from kernels.tiles import power_of_two
+from kernels.tiles import tile_width
 
 
 @triton.jit
@@ -100,7 +100,7 @@ def join_segments(
         start=start,
         K=K,
         V=V,
-        BK=power_of_two(K),
+        BK=tile_width(K),
         BV=block_v,
         BJ=64,
         SEGMENTS=segments,

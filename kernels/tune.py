@@ -111,7 +111,7 @@ def parts(op: str, shape: BenchmarkShape) -> list[Part]:
         return _channel_parts(shape)
     if op == "linear_attention":
         return [_part("linear_scan", _scans(shape), shape)]
-    whole_key = [tiles.power_of_two(shape.K)]
+    whole_key = [tiles.tile_width(shape.K)]
     return [
         _part("scan", _scans(shape), shape),
         _part("prepare", _cuts(whole_key, [64], [1], REGISTERS), shape),
@@ -217,12 +217,12 @@ def _part(name: str, candidates: Iterable[Tile], shape: BenchmarkShape) -> Part:
 
 
 def _scans(shape: BenchmarkShape) -> list[Tile]:
-    return _cuts([tiles.power_of_two(shape.K)], _blocks(shape.V), STAGES, (None,))
+    return _cuts([tiles.tile_width(shape.K)], _blocks(shape.V), STAGES, (None,))
 
 
 def _blocks(channels: int) -> list[int]:
     """Widths of a tile over so many channels."""
-    return [width for width in (32, 64, 128) if width <= tiles.power_of_two(channels)]
+    return [width for width in (32, 64, 128) if width <= tiles.tile_width(channels)]
 
 
 def _cuts(

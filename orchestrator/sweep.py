@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 2.0
 ROOM_SECONDS = 10.0
-"""How often Ray is asked whether a node is left for trials: seldom, beside measurements too."""
+"""How often to look whether anything is left that could run a trial: beside measurements too."""
 JOBS_PER_EXPERIMENT = 1000
 """Tune keeps 33 kB of each trial until its experiment ends (measured), so that one of ten thousand
 would take 300 MB; the price is that its last trials leave devices idle once in a thousand."""
