@@ -45,4 +45,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 		--constraint constraints.txt --editable ".[dev]"
+	@# Where it is not fit to run trials, make goes on all the same. All that a sweep imports is
+	@# compiled on the way, half a minute of a core that the first one would take otherwise.
+	-$(BIN)/python -m orchestrator doctor
 	touch $@

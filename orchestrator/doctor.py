@@ -61,6 +61,7 @@ def examine(root: Path) -> list[Check]:
         _storage(root),
         _tracking(),
         _ray(),
+        _report(),
     ]
 
 
@@ -210,7 +211,21 @@ def _tracking() -> Check:
 def _ray() -> Check:
     from orchestrator.cluster import probe_ray
 
-    return _attempt("ray", lambda _: probe_ray())
+    def run_task(_: Path) -> str:
+        import orchestrator.sweep  # noqa: F401 - what a driver and its workers import
+
+        return f"{probe_ray()}, and Tune loads"
+
+    return _attempt("ray", run_task)
+
+
+def _report() -> Check:
+    def load(_: Path) -> str:
+        import analysis.report  # noqa: F401
+
+        return f"analysis loads, with matplotlib {version('matplotlib')}"
+
+    return _attempt("report", load)
 
 
 def _attempt(name: str, action: Callable[[Path], str]) -> Check:

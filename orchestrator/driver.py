@@ -8,6 +8,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from orchestrator import webhook
 from orchestrator.data.dataset import open_dataset
 from orchestrator.failures import is_storage_error
 from orchestrator.hardware import this_machine
+from orchestrator.imports import importing
 from orchestrator.journal import last_event
 from orchestrator.leases import DriverLease
 from orchestrator.pilot import (
@@ -166,12 +168,17 @@ class _Call:
 
     def run(self, uri: str, wait_for_data: Callable[[], Plan]) -> None:
         """Both lanes, watched; behind it no worker process is left."""
-        from orchestrator.cluster import ray_session
-        from orchestrator.sweep import run_lanes
+        with ExitStack() as stack:
+            with importing():
+                opened_view = stack.enter_context(opening_view(uri, self.plan))
+                from orchestrator.cluster import ray_session
 
-        with opening_view(uri, self.plan) as opened_view, ray_session(self.plan):
-            self.plan = plan = wait_for_data()
-            view = opened_view()
+                stack.enter_context(ray_session(self.plan))
+                # Behind it, since Ray's processes start while this one imports Tune.
+                from orchestrator.sweep import run_lanes
+
+                self.plan = plan = wait_for_data()
+                view = opened_view()
             refuse_other_data(plan)
             self._settle_price(plan)
             plan.ledger.write_spec(spec_json(plan, self._provenance))

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from orchestrator.errors import ConfigError
+from orchestrator.imports import importing
 from orchestrator.leases import DriverLease
 from orchestrator.ledger import Ledger
 from orchestrator.parquet import read_rows
@@ -19,7 +20,8 @@ EXIT_FAILED = 3
 
 def report(ledger: Ledger, console: Console) -> tuple[dict[str, float], list[Path]]:
     """Write the report from Parquet; returns its headline numbers and its files."""
-    from analysis.report import write_report
+    with importing():
+        from analysis.report import write_report
 
     out = ledger.folder / "report"
     try:

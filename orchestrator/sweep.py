@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 # Before ray, as it sets what ray reads when it is imported.
 from orchestrator.cluster import lost_since, nodes, places, reap_orphans, whole_node
+from orchestrator.imports import importing
 
-# isort: split
-from ray import tune
-from ray.tune.experiment import Trial
-from ray.tune.schedulers import FIFOScheduler
+with importing():  # of a worker too, of which this is the first module of ours
+    from ray import tune
+    from ray.tune.experiment import Trial
+    from ray.tune.schedulers import FIFOScheduler
 
 from orchestrator.failures import classify_death, grants_retry, smaller_pass
 from orchestrator.job import Job, WorkerRetiredError

@@ -31,6 +31,7 @@ from orchestrator.failures import (
     classify,
     traceback_id,
 )
+from orchestrator.imports import importing
 from orchestrator.job import Job, WorkerRetiredError
 from orchestrator.journal import Journal
 from orchestrator.leases import process_facts
@@ -96,25 +97,19 @@ def run_job(job: Job, position: int) -> str:
 
 def _trainer() -> Any:
     """What trains: `orchestrator.trial`, or what `TEST_TRAINER_VARIABLE` puts in its place."""
-    path = os.environ.get(TEST_TRAINER_VARIABLE)
-    if path is None:
-        # Imported here, since a stand-in needs no torch, whose import takes seconds.
-        from orchestrator import trial as trainer  # noqa: PLC0415
-    else:
-        trainer = _module_at(path)
-    _leave_imports_out_of_collections()
-    return trainer
+    return _imported_trainer(os.environ.get(TEST_TRAINER_VARIABLE))
 
 
 @functools.cache
-def _leave_imports_out_of_collections() -> None:
-    """Freezes what this process has imported, in its first job.
+def _imported_trainer(path: str | None) -> Any:
+    # Once: to freeze what is there before each job would keep garbage of the jobs before.
+    with importing():
+        if path is not None:
+            return _module_at(path)
+        # Imported here, since a stand-in needs no torch, whose import takes seconds.
+        from orchestrator import trial  # noqa: PLC0415
 
-    It stays for good, and each later collection need not go through it: Ray's modules alone take
-    0.1 s. Remembered here, since the collector counts what is frozen one by one when it is asked:
-    280,000 objects with torch, 43 ms on a busy processor, before every job.
-    """
-    gc.freeze()
+        return trial
 
 
 def _module_at(path: str) -> ModuleType:

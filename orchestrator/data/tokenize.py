@@ -11,8 +11,10 @@ encoded as the plain characters it is.
 import hashlib
 import importlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,13 @@ from orchestrator.data.corpus import SPECIAL_TOKENS, DataConfig
 
 LLAMA2_PROBE = ("Hello world", [15043, 3186])
 """LLaMA-2's ids of a text, without `<s>`; other vocabularies of 32,000 give others."""
+
+WHITE_SPACE = r" \t-\r\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+"""Unicode's property, by which `tokenizers` goes; Python's own class has four more."""
+PIECE = re.compile(f"[{WHITE_SPACE}]*[^{WHITE_SPACE}]+|[{WHITE_SPACE}]+")
+"""A word with what stands around it, and the white space before."""
+
+Encode = Callable[[list[str]], list[list[int]]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -54,7 +63,7 @@ class Tokenizer:
     end_id: int | None
     token_bytes: NDArray[np.uint32]
     prefix_bytes: int
-    encode: Callable[[list[str]], list[list[int]]]
+    encode: Encode
     library: str
 
 
@@ -86,7 +95,24 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
 def own_tokenizer(serialized: str, config: DataConfig) -> Tokenizer:
     """The tokenizer that `train_bpe` made."""
     data = serialized.encode()
-    return _from_json(serialized, data, "bpe", config, keep=True)
+    tokenizer = _from_json(serialized, data, "bpe", config, keep=True)
+    return replace(tokenizer, encode=_piecewise(tokenizer.encode))
+
+
+def _piecewise(encode: Encode) -> Encode:
+    """The same ids from encoding each different `PIECE` of the texts once.
+
+    No token of ours reaches from the end of a word into the white space behind it, so texts may be
+    cut there; and texts repeat their words: 12 MB of speeches took 4 s of a processor and not 10.
+    """
+
+    def encode_pieces(texts: list[str]) -> list[list[int]]:
+        cut = [PIECE.findall(text) for text in texts]
+        pieces = list(dict.fromkeys(chain.from_iterable(cut)))
+        ids = dict(zip(pieces, encode(pieces), strict=True))
+        return [list(chain.from_iterable(map(ids.__getitem__, parts))) for parts in cut]
+
+    return encode_pieces
 
 
 def load_tokenizer(config: DataConfig) -> Tokenizer:
@@ -252,9 +278,7 @@ def _document_id(place: str, vocab: dict[str, int], config: DataConfig) -> int |
     return vocab[token]
 
 
-def _prefix_bytes(
-    encode: Callable[[list[str]], list[list[int]]], token_bytes: NDArray[np.uint32]
-) -> int:
+def _prefix_bytes(encode: Encode, token_bytes: NDArray[np.uint32]) -> int:
     return int(token_bytes[encode(["a"])[0]].sum()) - 1
 
 

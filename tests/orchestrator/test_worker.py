@@ -1,12 +1,13 @@
 """A worker process: how it journals what ends a trial, and what retires it."""
 
+import gc
 import os
 import sys
 from dataclasses import asdict
 
 import pytest
 
-from orchestrator import trial, worker
+from orchestrator import imports, trial, worker
 from orchestrator.config import RetriesConfig, TrialConfig, trial_to_dict
 from orchestrator.errors import LedgerError
 from orchestrator.failures import classify, grants_retry
@@ -88,13 +89,32 @@ def test_no_retries_at_all_can_be_asked_for():
     assert not any(grants_retry(none, [name]) for name in asdict(none))
 
 
-def test_what_a_process_has_imported_is_frozen_by_its_first_job_and_not_counted(monkeypatch):
+def test_what_a_worker_imports_is_frozen_by_its_first_job_alone(monkeypatch):
     calls = []
-    monkeypatch.setattr(worker.gc, "freeze", lambda: calls.append("freeze"))
-    monkeypatch.setattr(worker.gc, "get_freeze_count", lambda: calls.append("count") or 1)
-    worker._leave_imports_out_of_collections.cache_clear()
+    monkeypatch.setattr(imports.gc, "freeze", lambda: calls.append("freeze"))
+    worker._imported_trainer.cache_clear()
     assert worker._trainer() is worker._trainer()
     assert calls == ["freeze"]
+    assert gc.isenabled()
+
+
+def test_nothing_is_collected_while_importing_and_blocks_may_be_nested(monkeypatch):
+    calls = []
+    monkeypatch.setattr(imports.gc, "freeze", lambda: calls.append("freeze"))
+    with imports.importing():
+        with imports.importing():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+        assert calls == []
+    assert gc.isenabled()
+    assert calls == ["freeze"]
+
+
+def test_a_failed_import_leaves_the_collector_on(monkeypatch):
+    monkeypatch.setattr(imports.gc, "freeze", lambda: None)
+    with pytest.raises(ImportError), imports.importing():
+        raise ImportError("no such package")
+    assert gc.isenabled()
 
 
 def test_a_worker_that_grew_is_retired(monkeypatch):

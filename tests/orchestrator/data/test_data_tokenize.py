@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from orchestrator.data.corpus import DataConfig
 from orchestrator.data.dataset import Dataset
 from orchestrator.data.tokenize import (
+    PIECE,
     Tokenizer,
     first_bytes,
     load_tokenizer,
@@ -72,6 +74,24 @@ def test_any_text_comes_back_and_bytes_add_up(own: Tokenizer, texts: list[str]) 
         assert LIBRARY.decode(ids, skip_special_tokens=False) == text
         assert own.token_bytes[ids].sum() == len(text.encode())
         assert not {0, 1, 2} & set(ids)
+
+
+@pytest.mark.parametrize(
+    "form", ["a{c}b", "!{c}!", "1{c} 2", "'{c}'s {c}{c} x", "\x1c{c}\x1f", "{c}"]
+)
+def test_texts_are_cut_only_where_the_library_cuts_words(form: str) -> None:
+    library = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for code in [*range(0x3100), *range(0x3100, 0xD800, 97), *range(0xE000, 0x110000, 997)]:
+        text = form.format(c=chr(code))
+        ends = {end for _, (_, end) in library.pre_tokenize_str(text)}
+        pieces = PIECE.findall(text)
+        assert "".join(pieces) == text
+        assert set(accumulate(map(len, pieces))) <= ends, hex(code)
+
+
+@given(st.lists(st.text("ab \n\t'!é\x1c\u3000", max_size=30), max_size=5))
+def test_piece_by_piece_gives_the_librarys_ids(own: Tokenizer, texts: list[str]) -> None:
+    assert own.encode(texts) == [LIBRARY.encode(text).ids for text in texts]
 
 
 def test_training_is_repeatable_to_the_byte() -> None:
